@@ -128,9 +128,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
     add(
         "--hints",
-        action="store_true",
+        nargs="?",
+        const="all",
+        choices=("ends", "all"),
         help="tell the plugin which program each call belongs to, and which calls no later one "
-        "extends",
+        "extends; without `ends`, also the graphs that the trace has (compiled)",
     )
     add("--slowdown", action="store_true", help="run each program alone too, and compare its time")
     add(
@@ -218,7 +220,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 seed=arguments.seed,
                 concurrency=concurrency,
                 check_kv=arguments.check_kv,
-                sends_hints=arguments.hints and arm != STOCK,
+                sends_hints=arguments.hints is not None and arm != STOCK,
             )
             if run not in runs:
                 runs.append(run)
@@ -429,7 +431,8 @@ def plugin_options(arguments: argparse.Namespace) -> Options:
 def load_trace(arguments: argparse.Namespace) -> Trace:
     """Raises ValueError or OSError for a trace that is neither a known name nor a good file."""
     if arguments.trace in GENERATORS:
-        return traces.generate(arguments.trace, arguments.requests or 1000, arguments.seed)
+        trace = traces.generate(arguments.trace, arguments.requests or 1000, arguments.seed)
+        return trace if arguments.hints == "all" else traces.without_hints(trace)
     if arguments.trace == session_model.NAME:
         return session_model.trace(arguments.requests or 1000, arguments.seed, arguments.scale)
     path = Path(arguments.trace)

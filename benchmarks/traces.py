@@ -11,6 +11,7 @@ are too; only the *time* at which a call is sent depends on the run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from sgl_vllm.protocol.request_keys import GRAPH, PROGRAM, STEP
+from sgl_vllm.protocol.step_graph import Step, StepGraph
 
 Tokens = npt.NDArray[np.int32]
 
@@ -91,6 +95,16 @@ class Trace:
     def max_call_tokens(self) -> int:
         """Prompt and reply of the longest call."""
         return max(call.num_tokens for call in self.calls())
+
+
+def without_hints(trace: Trace) -> Trace:
+    """The same calls, which tell the plugin nothing."""
+
+    def silent(program: Program) -> Program:
+        calls = (dataclasses.replace(call, hints={}) for call in program.calls)
+        return dataclasses.replace(program, calls=tuple(calls))
+
+    return Trace(trace.name, tuple(map(silent, trace.programs)))
 
 
 def with_span(trace: Trace, span_s: float, seed: int) -> Trace:
@@ -325,6 +339,29 @@ def _fork_join(writer: _Writer) -> Iterator[Program]:
         yield Program((skeleton, *points, Call(joined, writer.text(60, 200), (1, 2, 3, 4, 5))))
 
 
+def _compiled(writer: _Writer) -> Iterator[Program]:
+    """Runs of 6 compiled programs, in any order: agents of 2, 3, 5, 9, 17 and 33 steps, each with a
+    system prompt of its own. The tool between two steps takes about as long in each run, 0.2 to 20
+    s. Requests tell the plugin the program's graph, and their steps."""
+    kinds = []
+    for num_steps in (2, 3, 5, 9, 17, 33):
+        steps = (Step(index - 1, "run") if index else Step() for index in range(num_steps))
+        tools_s = 0.2 * 100 ** writer.rng.random(num_steps)
+        kinds.append((writer.text(500, 1500), StepGraph(tuple(steps)), tools_s))
+    for run in itertools.count():
+        history, graph, tools_s = kinds[writer.number(0, len(kinds) - 1)]
+        calls: list[Call] = []
+        for index, tool_s in enumerate(tools_s):
+            prompt, reply = _join(history, writer.text(50, 400)), writer.text(20, 200)
+            hints: dict[str, str | int | float] = {PROGRAM: run, STEP: f"{graph.digest}/{index}"}
+            if not calls:
+                hints[GRAPH] = graph.text
+            call = writer.then(prompt, reply, calls, tool_s * writer.rng.uniform(0.8, 1.2))
+            calls.append(dataclasses.replace(call, hints=hints))
+            history = _join(prompt, reply)
+        yield Program(tuple(calls))
+
+
 def _tight_cache(writer: _Writer) -> Iterator[Program]:
     """Single calls, in turn from 100 groups that each have a prefix: first come, first served
     meets a prefix again when a small cache has long forgotten it."""
@@ -350,6 +387,7 @@ GENERATORS: dict[str, Callable[[_Writer], Iterator[Program]]] = {
     "react": _react,
     "fork_join": _fork_join,
     "few_shot": _few_shot,
+    "compiled": _compiled,
     "tight_cache": _tight_cache,
     "no_sharing": _no_sharing,
 }

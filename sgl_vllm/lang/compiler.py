@@ -28,6 +28,7 @@ from sgl_vllm.lang.reordering import (
     reorder,
 )
 from sgl_vllm.lang.state import ProgramState, R, State
+from sgl_vllm.lang.tracing.generations import generations_of
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.trace import common_arguments, trace
 from sgl_vllm.lang.waiting import waiting
@@ -47,11 +48,13 @@ class CompiledProgram(Program[..., R]):
 
     def __init__(self, program: Program[..., R], graph: Graph) -> None:
         signature = _open_signature(program, graph)
+        generations = generations_of(graph)
 
         def submit(s: State, /, *args: Any, **kwargs: Any) -> GraphRun:
             bound = signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
-            run = GraphRun(graph, program.state_class(s._stream), bound.arguments)
+            state = program.state_class(s._stream)
+            run = GraphRun(graph, generations, state, bound.arguments)
             run.submit()
             return run
 

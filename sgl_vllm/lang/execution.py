@@ -84,14 +84,14 @@ class Execution:
         where: str,
         changed: Callable[[], None],
         upcoming: Callable[[], Sequence[Operation]],
-        what_follows: Callable[[Gen, int | None], Hints],
+        hints: Callable[[Gen, int | None, bool], Hints],
         run_block: Callable[[Block, Needed], Awaitable[Values]],
         transcript: Transcript,
     ) -> None:
         """Args:
         changed: to be called when text has been added.
         upcoming: gives the operations that are queued behind the running one.
-        what_follows: gives what is known to follow a generation (see `Lookahead.hints`).
+        hints: gives those of a generation (see `Lookahead.hints`).
         run_block: lets a block write the prompt on a stream of its own.
         """
         self.written = Written(transcript)
@@ -100,7 +100,7 @@ class Execution:
         self._where = where
         self._changed = changed
         self._upcoming = upcoming
-        self._what_follows = what_follows
+        self._hints = hints
         self._run_block = run_block
         self.tools: list[RunningTool] = []  # that the running operation has called
         self.outer: Execution | None = None  # of the stream whose block this one runs
@@ -225,7 +225,7 @@ class Execution:
         before = self.written.transcript
         if self._num_own is not None:
             self._num_own += 1
-        hints = functools.partial(self._what_follows, expr, self._num_own)
+        hints = functools.partial(self._hints, expr, self._num_own)
         generation = Generation(expr, self._run, before, self._ahead, self._show, hints)
         result = await generation.result()
         self._ahead = result.ahead

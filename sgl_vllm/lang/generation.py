@@ -7,6 +7,7 @@ text generated ahead, reasoning, parsing and retries. How the result changes the
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,8 +74,8 @@ class GenResult:
 class Generation:
     """One `gen` on `transcript`, answered by `ahead` if that matches, otherwise by the backend.
 
-    `show` receives the text generated so far, in a streamed run. `hints` returns what is known to
-    follow its last attempt.
+    `show` receives the text generated so far, in a streamed run. `hints` returns those of an
+    attempt: what is known to follow it, and which step it is.
     """
 
     def __init__(
@@ -84,15 +85,18 @@ class Generation:
         transcript: Transcript,
         ahead: Ahead | None,
         show: Callable[[str], None],
-        hints: Callable[[], Hints],
+        hints: Callable[[bool], Hints],
     ) -> None:
+        """Args:
+        hints: is told whether this is the last attempt.
+        """
         self._expr = expr
         self._run = run
         self._backend = run.backend
         self._transcript = transcript
         self._ahead = ahead
         self._show = show
-        self._hints = no_hints if run.num_api_spec_tokens else hints
+        self._hints = hints
         self._constraint = expr.constraint
         self._sampling = expr.sampling.over(run.defaults)
 
@@ -136,7 +140,8 @@ class Generation:
         num_tokens_ahead = self._run.num_api_spec_tokens
         if num_tokens_ahead and can_be_speculated(self._expr, self._sampling):
             return await self._ask_speculatively(num_tokens_ahead)
-        return await self._ask_plainly(self._hints if is_last else no_hints)
+        hints = no_hints if num_tokens_ahead else functools.partial(self._hints, is_last)
+        return await self._ask_plainly(functools.cache(hints))
 
     # --- one request per generation ------------------------------------------------------------
 

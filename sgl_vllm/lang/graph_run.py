@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any  # Any: results of operations, of several types
 
 from sgl_vllm.lang.errors import ProgramCancelled, reading
 from sgl_vllm.lang.execution import filled
 from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.ir import Computed, Expr, ExprList, Tool, Value, parts_of
+from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Tool, Value, parts_of
 from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.operations import Await, has_effect, needed_by
 from sgl_vllm.lang.state import ProgramState
@@ -38,6 +39,7 @@ from sgl_vllm.lang.tracing.deferred import (
     Step,
     readings_of,
 )
+from sgl_vllm.lang.tracing.generations import Generations
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import (
     WITH_EFFECTS,
@@ -50,19 +52,30 @@ from sgl_vllm.lang.tracing.nodes import (
     Write,
 )
 from sgl_vllm.lang.transcript import Variable, meta_info
+from sgl_vllm.protocol.step_graph import StepName
 
 
 class GraphRun(Environment):
     """One run of a graph: its arguments, its prompts, and the futures of its variables."""
 
-    def __init__(self, graph: Graph, state: ProgramState, arguments: Mapping[str, Value]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        generations: Generations | None,
+        state: ProgramState,
+        arguments: Mapping[str, Value],
+    ) -> None:
+        """`generations` are those of `graph`; None if the server is not told of them."""
         super().__init__()
         self._graph = graph
+        self._generations = generations
         self._arguments = arguments
         self._background = state._stream.run.background
         self._states: dict[int, ProgramState] = {0: state}
         self._groups: dict[tuple[int, ...], ProgramGroup[ProgramState]] = {}
         self._futures: dict[Definition, Future[Variable]] = {}
+        if generations is not None:
+            state._stream.run.lookahead.runs(generations.steps)
         self._function = _Function(graph.steps, self._take)
         self._effects = _Effects(graph.steps)
 
@@ -154,7 +167,7 @@ class GraphRun(Environment):
             stream.effects_seen = self._effects.seen(node.num_steps)
         if not readings_of([value]):
             try:
-                known = self._in_turn(self.value(value), node)
+                known = self._in_turn(self._named(self.value(value), node), node)
             except Exception:  # the function may have to stop before it gets there
                 pass
             else:
@@ -175,12 +188,26 @@ class GraphRun(Environment):
             case _:
 
                 async def computed() -> Expr | str:
-                    return self._in_turn(await self._once_known(value), node)
+                    return self._in_turn(self._named(await self._once_known(value), node), node)
 
                 calls = isinstance(value, Deferred) and value.operation in WITH_EFFECTS
                 future = stream.submit(Computed(computed, name), variables, has_effect=calls)
         if name is not None:
             stream.bind(name, future)
+
+    def _named(self, value: Expr | str, node: Node) -> Expr | str:
+        """`value`, whose generations have the names of the steps that they are."""
+        generations = self._generations
+        if generations is None or node.index not in generations.of_node:
+            return value
+        digest, steps = generations.steps.digest, iter(generations.of_node[node.index])
+
+        def named(part: Expr) -> Expr:
+            if not isinstance(part, Gen) or (index := next(steps, None)) is None:
+                return part
+            return replace(part, step=StepName(digest, index))
+
+        return ExprList(tuple(map(named, parts_of(value))))
 
     def _in_turn(self, value: Expr | str, node: Node) -> Expr | str:
         """`value`, where whatever has an effect waits for the function's steps before `node`.

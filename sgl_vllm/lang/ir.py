@@ -8,7 +8,7 @@ plain strings.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 # Any: values of the user's types, streams
 from typing import Any, ClassVar, Generic, Literal, TypeAlias
@@ -21,6 +21,7 @@ from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import ServiceOptions, Voice
 from sgl_vllm.lang.reasoning import ReasoningFormat
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.protocol.step_graph import StepName
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
@@ -107,6 +108,7 @@ class Gen(VariableExpr[T_co]):
     `parse` turns the generated text into the variable's value (typed variables); the appended text
     stays as generated. If `parse` rejects a text, it is generated again, at most `retries` times.
     With `reasoning`, the model's reasoning is split off first and kept in a variable of its own.
+    `step` names it among those of the compiled program that runs it.
     """
 
     name: str | None
@@ -115,6 +117,7 @@ class Gen(VariableExpr[T_co]):
     parse: Reader | None = None
     retries: int = 0
     reasoning: ReasoningFormat | None = None
+    step: StepName | None = field(default=None, compare=False)
 
     @property
     def reasoning_name(self) -> str | None:

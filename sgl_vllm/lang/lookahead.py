@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any  # Any: results of operations, of several types
 
 from sgl_vllm.lang.ir import (
@@ -31,6 +32,7 @@ from sgl_vllm.lang.ir import (
 )
 from sgl_vllm.lang.operations import AppendTexts, Await, Fork, Gather, Operation, Read
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
+from sgl_vllm.protocol.step_graph import StepGraph, StepName
 
 _QUIET = (
     *(Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather),
@@ -76,6 +78,12 @@ class Lookahead:
         self._copies: set[Future[Any]] = set()  # queued operations that copy
         self._num_blocks = 0  # running ones, which may write more than is queued
         self._is_first = True
+        self._graphs: dict[str, StepGraph] = {}  # of its compiled programs, by digest
+        self._sent: set[str] = set()  # digests of the graphs that the server was told
+
+    def runs(self, graph: StepGraph) -> None:
+        """The run is, or has inside, one of this compiled program."""
+        self._graphs[graph.digest] = graph
 
     def function_returned(self) -> None:
         """The program's function will submit nothing more. Only the first call counts."""
@@ -123,6 +131,15 @@ class Lookahead:
             return NO_HINTS
         # What the branches share has been used by each of the `num_own`, and by its own request.
         return Hints(ends=num_own + 1)
+
+    def with_step(self, hints: Hints, step: StepName | None) -> Hints:
+        """The hints of a generation, with its step if it has one. With the first of a graph goes
+        the graph."""
+        if step is None:
+            return hints
+        is_first = step.digest not in self._sent
+        self._sent.add(step.digest)
+        return replace(hints, step=step, graph=self._graphs[step.digest].text if is_first else None)
 
 
 class EndedPrompts:

@@ -120,7 +120,7 @@ class Stream:
             where,
             self.changed,
             self._upcoming,
-            self._what_follows,
+            self._hints_of,
             self._run_block,
             transcript,
         )
@@ -414,16 +414,19 @@ class Stream:
         if self._listeners:
             self.changed()
 
-    def _what_follows(self, expr: Gen, num_own: int | None) -> Hints:
-        """What is known to follow `expr`, which is being sent (see `Lookahead.hints`)."""
+    def _hints_of(self, expr: Gen, num_own: int | None, is_last: bool) -> Hints:
+        """Those of `expr`, which is being sent: which step it is, and what is known to follow its
+        last attempt (see `Lookahead.hints`)."""
+        if not global_config.enable_hints_of_what_follows:
+            return NO_HINTS
+        hints, lookahead = NO_HINTS, self.run.lookahead
         with self._lock:
             # Inside of a computed value, the queue does not show what follows.
-            is_head = bool(self._queue) and self._queue[0][0] is expr
-            if not is_head or not global_config.enable_hints_of_what_follows:
-                return NO_HINTS
-            queued = (operation for operation, _, _ in itertools.islice(self._queue, 1, None))
-            prompt = self._execution.written.transcript.text
-            return self.run.lookahead.hints(queued, num_own, prompt)
+            if is_last and self._queue and self._queue[0][0] is expr:
+                queued = (operation for operation, _, _ in itertools.islice(self._queue, 1, None))
+                prompt = self._execution.written.transcript.text
+                hints = lookahead.hints(queued, num_own, prompt)
+        return lookahead.with_step(hints, expr.step)
 
     async def _run_block(self, block: Block, variables: Needed) -> Values:
         """Let a block write this prompt on a stream of its own. Readers see what that writes."""

@@ -11,7 +11,17 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request
 
-from sgl_vllm.protocol.request_keys import AHEAD, ENDS, FORK_GROUP, NEXT_IN_S, NEXT_TOOL, PROGRAM
+from sgl_vllm.protocol.request_keys import (
+    AHEAD,
+    ENDS,
+    FORK_GROUP,
+    GRAPH,
+    NEXT_IN_S,
+    NEXT_TOOL,
+    PROGRAM,
+    STEP,
+)
+from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, StepName, read_step_name
 
 logger = logging.getLogger("vllm.sgl_vllm.hints")
 
@@ -32,6 +42,8 @@ class Hints:
         next_tool: runs before the request that continues this one.
         next_in_s: how long that is expected to take.
         is_ahead: its answer is not needed, only its prompt is to be computed.
+        step: the step of its program that it is.
+        graph: the text of the graph that has this step, as it was sent.
     """
 
     program: Hint = None
@@ -40,6 +52,8 @@ class Hints:
     next_tool: Hint = None
     next_in_s: float | None = None
     is_ahead: bool = False
+    step: StepName | None = None
+    graph: str | None = None
 
     @property
     def fork(self) -> Hashable:
@@ -85,6 +99,17 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
             MAX_NEXT_IN_S,
         )
         return NO_HINTS
+    step, graph = read_step_name(extra_args.get(STEP)), extra_args.get(GRAPH)
+    if (step is None and STEP in extra_args) or not _is_graph(graph):
+        logger.warning(
+            "%s and %s of request %.100s are ignored: the first must be written as DIGEST/INDEX, "
+            "the second a text of at most %d ASCII characters",
+            STEP,
+            GRAPH,
+            request_id,
+            MAX_GRAPH_CHARS,
+        )
+        return NO_HINTS
     hints = Hints(
         extra_args.get(PROGRAM),
         extra_args.get(FORK_GROUP),
@@ -92,6 +117,8 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
         extra_args.get(NEXT_TOOL),
         next_in_s,
         bool(extra_args.get(AHEAD, 0)),
+        step,
+        graph,
     )
     return NO_HINTS if hints == NO_HINTS else hints
 
@@ -105,12 +132,14 @@ def write_hints(hints: Hints) -> dict[str, str | int | float]:
         NEXT_TOOL: hints.next_tool,
         NEXT_IN_S: hints.next_in_s,
         AHEAD: int(hints.is_ahead) or None,
+        STEP: None if hints.step is None else str(hints.step),
     }
-    return {
+    cut = {
         key: value[:MAX_HINT_LENGTH] if isinstance(value, str) else value
         for key, value in written.items()
         if value is not None
     }
+    return cut if hints.graph is None else {**cut, GRAPH: hints.graph}
 
 
 def _read_ends(value: object) -> int:
@@ -121,6 +150,12 @@ def _is_valid(value: object) -> bool:
     if isinstance(value, int):  # Python refuses to write out very large ones
         return value.bit_length() <= MAX_HINT_BITS
     return value is None or (isinstance(value, str) and len(value) <= MAX_HINT_LENGTH)
+
+
+def _is_graph(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_GRAPH_CHARS and value.isascii()
+    return value is None
 
 
 def _is_duration(value: object) -> bool:

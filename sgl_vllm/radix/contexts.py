@@ -3,21 +3,22 @@
 A request ahead of time (`Hints.is_ahead`) is none of its program's steps: it neither continues a
 context nor leaves one.
 
-Owns which requests leave a context, which program they belong to, under which kinds of ends its
-pause is learned, and passing these on. Does not own the estimate (`continuations.py`), nor the
-states of programs (`programs.py`), nor what a hint says (`protocol/hints.py`).
+Owns which requests leave a context, which program they belong to and how much of it remains, under
+which kinds of ends its pause is learned, and passing these on. Does not own the estimates
+(`continuations.py`, `step_graphs.py`), nor the states of programs (`programs.py`), nor what a hint
+says (`protocol/hints.py`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.request import RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hints
+from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hint, Hints
 from sgl_vllm.protocol.request_ids import is_of_client
 from sgl_vllm.radix.continuations import Continuations, Origin
 from sgl_vllm.radix.node import Namespace, Node
@@ -31,12 +32,30 @@ from sgl_vllm.radix.programs import (
 )
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.snapshot import ContextSnapshot
+from sgl_vllm.radix.step_graphs import StepGraphs
 from sgl_vllm.radix.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from sgl_vllm.radix.pool import RadixBlockPool
+
+
+class Standing(NamedTuple):
+    """Where a request stands in its program.
+
+    Attributes:
+        num_remaining: how many tokens the program is expected to compute yet. If its graph does not
+            tell, as many as it has computed so far: the longer it has run, the longer it is likely
+            to go on.
+        fork: equal for the branches of one fork, as far as the graph tells of them.
+    """
+
+    num_remaining: int = 0
+    fork: Hashable = None
+
+
+UNKNOWN = Standing()
 
 
 class Contexts:
@@ -51,31 +70,49 @@ class Contexts:
     def __init__(self, pool: RadixBlockPool, continuations: Continuations | None) -> None:
         self._pool = pool
         self._continuations = continuations
+        self._graphs = StepGraphs()
 
     def clear(self) -> None:
-        """Forget all contexts and pauses. The cache must be empty."""
+        """Forget all contexts, pauses and graphs. The cache must be empty."""
+        self._graphs = StepGraphs()
         if self._continuations is not None:
             self._continuations.clear()
 
-    def arrived(self, request: Request, hints: Hints) -> None:
+    def arrived(self, request: Request, hints: Hints) -> Standing:
         """`request` has arrived with these hints. It may continue a context."""
-        if self._continuations is not None or hints is not NO_HINTS:
-            self._pool.guarded(self._arrived, request, hints)
+        if self._continuations is None and hints is NO_HINTS:
+            return UNKNOWN
+        return self._pool.guarded(self._arrived, request, hints) or UNKNOWN
 
-    def _arrived(self, request: Request, hints: Hints) -> None:
+    def _arrived(self, request: Request, hints: Hints) -> Standing:
         record = self._pool.records.of(request)
-        if record is not None:
-            record.hints = hints
-            if self._continuations is not None and not hints.is_ahead:
-                record.is_continuation = self._continuations.arrived(
-                    record.namespace, record.tokens, time.monotonic()
-                )
+        if record is None or record.namespace is None:
+            return UNKNOWN
+        record.hints = hints
+        if hints.is_ahead:
+            return UNKNOWN
+        record.step = self._graphs.step_of(record.namespace, hints)
+        if self._continuations is not None:
+            now_s = time.monotonic()
+            context = self._continuations.arrived(record.namespace, record.tokens, now_s)
+            if context is not None:
+                record.is_continuation, record.num_served = True, context.origin.num_served
+        step = record.step
+        if step is None:
+            return Standing(record.num_served)
+        fork, remaining = None, step.remaining_tokens
+        if step.fork is not None and hints.program is not None:
+            fork = hints.program, step.graph, step.fork
+        return Standing(record.num_served if remaining is None else remaining, fork)
 
     def left(self, request: Request, record: RequestRecord) -> None:
         """What `request` has computed is in the tree. If it got its whole answer, this is a
         context."""
         if record.hints.is_ahead or (self._continuations is None and record.hints is NO_HINTS):
             return
+        has_answer = request.is_finished() and request.num_output_tokens > 0
+        if record.step is not None and has_answer:
+            record.step.ended(record.num_computed)
         leaf, tree = record.leaf, self._pool.tree
         if leaf is None or leaf.parent is None or tree is None or not request.is_finished():
             return
@@ -94,8 +131,9 @@ class Contexts:
                 Origin(
                     request.request_id,
                     _program_of(record),
-                    record.hints.next_tool,
+                    _next_tool(record),
                     record.is_continuation,
+                    record.num_served + record.num_computed,
                 ),
             )
 
@@ -175,10 +213,19 @@ def _program_of(record: RequestRecord) -> Hashable:
     return namespace.adapter, namespace.salt, record.hints.program
 
 
+def _next_tool(record: RequestRecord) -> Hint:
+    """What runs before the context is continued, as its client or its program's graph says."""
+    if record.hints.next_tool is not None or record.step is None:
+        return record.hints.next_tool
+    return record.step.next_tool
+
+
 def _kinds_of_end(request: Request, record: RequestRecord) -> list[Hashable]:
-    """What the pause after an answer is learned under. An answer that calls a tool ends with other
-    tokens than one to a person."""
-    if record.hints.next_tool is not None:
-        return [("tool", record.hints.next_tool)]
+    """What the pause after an answer is learned under, the most specific first. An answer that
+    calls a tool ends with other tokens than one to a person."""
+    step = [("step", record.hints.step)] if record.step is not None else []
+    tool = _next_tool(record)
+    if tool is not None:
+        return [*step, ("tool", tool)]
     last = request.output_token_ids[-2:]
-    return [tuple(last), ("last", *last[-1:])]
+    return [*step, tuple(last), ("last", *last[-1:])]

@@ -19,15 +19,16 @@ from __future__ import annotations
 import itertools
 import sys
 from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from sgl_vllm.protocol.hints import Hint
 from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.lru_per_tenant import LruPerTenant
 from sgl_vllm.radix.node import Namespace, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 
@@ -107,12 +108,14 @@ class Origin(NamedTuple):
         program: equal for the requests of one program.
         tool: what its answer calls, as far as that is known.
         is_continuation: whether it continued an earlier context itself.
+        num_served: the tokens that were computed for it, and for those that it continues.
     """
 
     request_id: str = ""
     program: Hashable = None
     tool: Hint = None
     is_continuation: bool = False
+    num_served: int = 0
 
 
 NO_ORIGIN = Origin()
@@ -191,56 +194,6 @@ class _Tenant:
         return self.num_owed < MIN_OUTCOMES + self.pauses.num_continued
 
 
-_Key = TypeVar("_Key", _PromptEnd, _Kind)
-_Value = TypeVar("_Value")
-
-
-class _LruPerTenant(Generic[_Key, _Value]):
-    """A dictionary of bounded size, the entry put last at its end.
-
-    If a new entry is one too many, the first entry of the tenant with the most entries is removed.
-    """
-
-    def __init__(self, max_entries: int) -> None:
-        self._max_entries = max_entries
-        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
-        self._num_of_tenant: Counter[Namespace] = Counter()
-
-    def __contains__(self, key: _Key) -> bool:
-        return key in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[_Key]:
-        return iter(self._entries)
-
-    def items(self) -> ItemsView[_Key, _Value]:
-        return self._entries.items()
-
-    def get(self, key: _Key) -> _Value | None:
-        return self._entries.get(key)
-
-    def put(self, key: _Key, value: _Value) -> tuple[_Key, _Value] | None:
-        """Returns the entry that was removed; None if there was room. O(entries) if there was
-        none."""
-        if key not in self._entries:
-            self._num_of_tenant[key.tenant] += 1
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) <= self._max_entries:
-            return None
-        ((tenant, _),) = self._num_of_tenant.most_common(1)
-        removed = next(key for key in self._entries if key.tenant == tenant)
-        return removed, self.pop(removed)
-
-    def pop(self, key: _Key) -> _Value:
-        self._num_of_tenant[key.tenant] -= 1
-        if not self._num_of_tenant[key.tenant]:
-            del self._num_of_tenant[key.tenant]
-        return self._entries.pop(key)
-
-
 class _PromptIndex:
     """Prompts by what begins with them. All are compared at once, so each has a place in arrays.
 
@@ -301,9 +254,9 @@ class Continuations:
         self.clear()
 
     def clear(self) -> None:
-        self._paused: _LruPerTenant[_PromptEnd, Context] = _LruPerTenant(MAX_REMEMBERED)
+        self._paused: LruPerTenant[_PromptEnd, Context] = LruPerTenant(MAX_REMEMBERED)
         self._prompts = _PromptIndex(MAX_REMEMBERED + 1)  # of those in `_paused`
-        self._pauses_of: _LruPerTenant[_Kind, Pauses] = _LruPerTenant(MAX_KINDS)
+        self._pauses_of: LruPerTenant[_Kind, Pauses] = LruPerTenant(MAX_KINDS)
         self._tenants: OrderedDict[Namespace, _Tenant] = OrderedDict()  # the one used last is last
         self._all_pauses = Pauses()
         self._expected: dict[Context, None] = {}  # and those whose time is over, until looked at
@@ -365,20 +318,20 @@ class Continuations:
             return whole.pauses.expected_for_s(self._horizon_s)
         return self._all_pauses.expected_for_s(self._horizon_s)
 
-    def arrived(self, tenant: Namespace, prompt: Tokens, now_s: float) -> bool:
+    def arrived(self, tenant: Namespace, prompt: Tokens, now_s: float) -> Context | None:
         """A request has arrived. If it continues a context, that is expected until it is admitted.
 
-        Returns whether it does. Costs about 10 us, however many contexts are remembered.
+        Returns that context. Costs about 10 us, however many contexts are remembered.
         """
         found = self._prompts.longest_before(tenant, prompt)
         if found is None:
-            return False
+            return None
         context = self._paused.pop(found)
         self._resolve(found, context, now_s)
         if self._horizon_s:
             context.expected_until_s = now_s + self._horizon_s
             self._expect(context)
-        return True
+        return context
 
     # -- what programs are doing ------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.radix.keys import TokenKeys, namespace_of
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
+from sgl_vllm.radix.step_graphs import KnownStep
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ class RequestRecord:
         num_waits_for_room: in how many steps it has waited for room for its hit
             (`hit_copies.py`).
         hints: what its client says of what follows.
+        step: of its program; None if it names none, or none of a known graph.
         is_continuation: whether it continues the context of an earlier request.
+        num_served: the tokens that were computed for the requests that it continues.
+        num_reused: how many tokens it had not to compute when it was admitted first; None until it
+            has left the tree once.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
     """
 
@@ -59,7 +64,21 @@ class RequestRecord:
     num_loaded: int = 0
     num_waits_for_room: int = 0
     hints: Hints = NO_HINTS
+    step: KnownStep | None = None
     is_continuation: bool = False
+    num_served: int = 0
+    num_reused: int | None = None
+
+    @property
+    def num_computed(self) -> int:
+        """How many of its tokens were computed so far, those computed again after a preemption not
+        counted."""
+        num_tokens = min(self.request.num_computed_tokens, self.request.num_tokens)
+        return max(0, num_tokens - self._num_reused_first)
+
+    @property
+    def _num_reused_first(self) -> int:
+        return max(self.num_found, self.num_loaded) if self.num_reused is None else self.num_reused
 
     @property
     def leaf(self) -> Node | None:
@@ -122,7 +141,9 @@ class RequestRecords:
         old = self._records.get(request.request_id)
         if old is not None and old.request is request:
             new = self._records[request.request_id] = self._new(request)
-            new.hints, new.is_continuation = old.hints, old.is_continuation
+            new.hints, new.step = old.hints, old.step
+            new.is_continuation, new.num_served = old.is_continuation, old.num_served
+            new.num_reused = old._num_reused_first
 
     def discard(self, request: Request) -> None:
         """Forget a request, whether it is known or not."""

@@ -3,8 +3,9 @@
 An order is a function in `ORDERS`. To add one, write the function and its entry: the option
 `schedule_policy` and its docs take their choices from there.
 
-Ideas: longest prefix first and depth first (arXiv 2312.07104, section 3). Keeping together requests
-that share a prefix which is not cached yet is ours.
+Ideas: longest prefix first and depth first (arXiv 2312.07104, section 3); programs by the service
+they have had (arXiv 2502.13965). Keeping together requests that share a prefix which is not cached
+yet, and programs by what is left of their graphs, are ours.
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
     return [places, *longest_prefix_match(rows, nodes)]
 
 
+def least_remaining_program(rows: Rows, nodes: Nodes) -> Keys:
+    """Programs with the least to compute yet first; what is half cached before all that is not.
+
+    What programs have to compute counts in powers of two. Ties go by longest cached prefix.
+    """
+    is_cold = (2 * rows["matched"] < rows["tokens"]).astype(np.int64)
+    remaining = np.frexp(rows["remaining"])[1].astype(np.int64)
+    keys = (_best_of_group(rows["fork_group"], key, np.minimum) for key in (is_cold, remaining))
+    return [*keys, *longest_prefix_match(rows, nodes)]
+
+
 def first_come_first_served(rows: Rows, nodes: Nodes) -> Keys:
     """In order of arrival (FCFS). A fork group has the place of its first request."""
     return [rows["since"]]
@@ -55,12 +67,13 @@ def at_random(rows: Rows, nodes: Nodes) -> Keys:
 ORDERS: Mapping[str, Order] = {
     "lpm": longest_prefix_match,
     "dfs-weight": depth_first_by_weight,
+    "program": least_remaining_program,
     "fcfs": first_come_first_served,
     "random": at_random,
 }
 
 CACHE_AWARE = frozenset({"lpm", "dfs-weight"})
-"""The orders that depend on what the cache holds."""
+"""The orders that gain nothing while everything that waits fits into the cache."""
 
 
 def _best_of_group(groups: Ints, values: Ints, best: np.ufunc) -> Ints:

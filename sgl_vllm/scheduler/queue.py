@@ -26,6 +26,7 @@ from sgl_vllm.counters import counter
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
 from sgl_vllm.protocol.hints import Hints, read_hints
+from sgl_vllm.radix.contexts import UNKNOWN
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import Node
 from sgl_vllm.scheduler.fairness import DeficitCounters
@@ -291,18 +292,21 @@ class CacheAwareQueue(RequestQueue):
     def _add(self, request: Request, is_readmission: bool) -> None:
         tenant, hints = tenant_of(request), hints_of(request)
         priority = request.priority if self._has_priorities else 0
+        standing = UNKNOWN
+        if self._radix is not None and not is_readmission:
+            standing = self._radix.contexts.arrived(request, hints)
+        fork = standing.fork if hints.fork is None else hints.fork
         self._waiting.add(
             request,
             request.num_tokens,
             arrival_s=request.arrival_time,
             priority=MAX_PRIORITY if hints.is_ahead else priority,
             tenant=tenant if self._fairness is not None else None,
-            fork_group=None if hints.fork is None else (tenant, hints.fork),
+            fork_group=None if fork is None else (tenant, fork),
+            num_remaining=standing.num_remaining,
             is_readmission=is_readmission,
         )
         self._scores.add(request)
-        if self._radix is not None and not is_readmission:
-            self._radix.contexts.arrived(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant
 

@@ -35,6 +35,7 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "fork_group": np.int64,
     "since": np.int64,  # the earliest arrival of its fork group; its own without a group
     "tokens": np.int64,
+    "remaining": np.int64,  # tokens that its program is expected to compute yet
     "matched": np.int64,
     "next_tokens_key": np.int64,  # equal if the next tokens after the match are the same
     "overtakes": np.int64,
@@ -119,6 +120,7 @@ class WaitingRows(Generic[Item]):
         priority: int = 0,
         tenant: Hashable = None,
         fork_group: Hashable = None,
+        num_remaining: int = 0,
         is_readmission: bool = False,
     ) -> None:
         """Add `item` at the end. An item that waits already loses its place.
@@ -128,6 +130,7 @@ class WaitingRows(Generic[Item]):
             priority: smaller goes first.
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
+            num_remaining: tokens that its program is expected to compute yet.
             is_readmission: the request was admitted before, and then preempted or its KV load
                 failed. It goes before all others of its priority, whatever its fork group.
         """
@@ -150,7 +153,7 @@ class WaitingRows(Generic[Item]):
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         row = (
             *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
-            *(num_tokens, 0, NO_GROUP, 0, 0, 0, self._rng.random(), False, True),
+            *(num_tokens, num_remaining, 0, NO_GROUP, 0, 0, 0, self._rng.random(), False, True),
         )
         for column, value in zip(self._columns.values(), row, strict=True):
             column[slot] = value

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sgl_vllm.protocol.step_graph import Step, StepGraph
 from sgl_vllm.radix.continuations import MIN_OUTCOMES
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
@@ -159,3 +160,52 @@ def test_a_promise_counts_until_the_tool_is_known(clock: StoppedTime) -> None:
     clock.now_s += 2
     server.machine.step()
     assert "new" in server.machine.admitted
+
+
+TWICE = StepGraph((Step(), Step(0, "run"), Step(1, "run")))
+"""A program whose tool takes a second at first, and a minute the next time."""
+
+
+def step_of(graph: StepGraph, index: int) -> dict[str, Any]:
+    hints = {"sgl_step": f"{graph.digest}/{index}", **({} if index else {"sgl_graph": graph.text})}
+    return {"extra_args": hints}
+
+
+@pytest.mark.parametrize(("index", "waits"), [(0, True), (1, False)])
+def test_one_tool_may_take_long_at_one_step_of_a_program_and_not_at_another(
+    clock: StoppedTime, index: int, waits: bool
+) -> None:
+    server = Server(clock)
+    for _ in range(MIN_OUTCOMES):
+        prompt = words(64)
+        for number, tool_s in enumerate((1.0, 60.0, 0.0)):
+            server.serve(prompt, **step_of(TWICE, number))
+            prompt = [*prompt, *words(8)]
+            clock.now_s += tool_s
+    server.serve(words(1200), **step_of(TWICE, index))
+    server.start_long_answer()
+    server.send("new", words(1000))
+    assert ("new" not in server.machine.admitted) == waits
+
+
+def test_a_step_that_is_not_known_yet_pauses_as_its_tool_does(clock: StoppedTime) -> None:
+    server = Server(clock)
+    for _ in range(MIN_OUTCOMES):
+        prompt = words(64)
+        server.serve(prompt, extra_args={"sgl_next_tool": "run"})
+        clock.now_s += 60
+        server.serve([*prompt, *words(8)])
+    server.serve(words(1200), **step_of(TWICE, 0))
+    server.start_long_answer()
+    server.send("new", words(1000))
+    assert "new" in server.machine.admitted, "for any other pause it would have been expected"
+
+
+def test_a_graph_names_the_tool_that_a_program_is_in(clock: StoppedTime) -> None:
+    server = Server(clock)
+    contexts = server.machine.scheduler.parts.radix.contexts
+    before = contexts.programs().in_tool
+    server.serve(words(100), **step_of(TWICE, 0))
+    assert contexts.programs().in_tool == before + 1
+    server.serve(words(100), **step_of(TWICE, 2))
+    assert contexts.programs().in_tool == before + 1

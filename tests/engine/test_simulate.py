@@ -274,6 +274,21 @@ def test_sessions_run_in_a_closed_loop_and_are_compared_with_themselves_alone(
         assert tight["arms"]["stock"][name] > roomy["arms"]["stock"][name]
 
 
+def test_programs_that_send_their_graphs_end_sooner_in_the_median(tmp_path: Path) -> None:
+    """Short ones do not wait for long ones once the server knows which are short."""
+    times_s = []
+    for hints in ("ends", "all"):
+        file = tmp_path / f"{hints}.json"
+        words = (
+            "--trace compiled --requests 400 --cache-fraction 0.3 --load 3 --max-num-seqs 4 "
+            f"--scheduler sgl --policy program --hints {hints} --json {file} "
+            "--plugin-config schedule_hold_s=8 schedule_max_delay=100 schedule_max_wait_s=24"
+        )
+        assert simulate.main(words.split()) == 0
+        times_s.append(json.loads(file.read_text())["arms"]["sgl"]["program_time_p50_s"])
+    assert times_s[1] < times_s[0]
+
+
 def test_the_only_program_of_a_trace_is_not_slowed_down(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
     words = "--trace react --requests 1 --cache-fraction 2 --load 0.5 --scheduler stock --slowdown"

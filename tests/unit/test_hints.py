@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from sgl_vllm.protocol.hints import NO_HINTS, Hints, read_hints, write_hints
+from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, StepName
 
 
 def test_a_request_names_its_program_and_fork():
@@ -30,6 +31,7 @@ def test_an_end_may_say_how_many_requests_a_context_had(value, ends):
     [
         *(Hints("p", 3, 2, "bash", 1.5), Hints(next_tool="bash"), Hints(ends=1)),
         *(Hints("p", is_ahead=True), NO_HINTS),
+        Hints("p", step=StepName("0123456789abcdef", 3), graph="[{}]"),
     ],
 )
 def test_hints_that_are_written_are_read_again(hints):
@@ -71,6 +73,21 @@ def test_an_invalid_duration_is_ignored_with_a_warning(seconds, caplog):
     with caplog.at_level(logging.WARNING):
         assert read_hints({"sgl_next_in_s": seconds, "sgl_next_tool": "t"}, "id") == NO_HINTS
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    "hints", [{"sgl_step": "no step"}, {"sgl_step": 3}, {"sgl_graph": ["{}"]}, {"sgl_graph": 1}]
+)
+def test_an_invalid_step_or_graph_is_ignored_with_a_warning(hints, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert read_hints({"sgl_program": "p", **hints}, "id") == NO_HINTS
+    assert "DIGEST/INDEX" in caplog.text
+
+
+def test_a_long_graph_is_ignored_with_a_warning_without_its_content(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert read_hints({"sgl_graph": "x" * (MAX_GRAPH_CHARS + 1)}, "id") == NO_HINTS
+    assert "xxx" not in caplog.text
 
 
 @pytest.mark.parametrize("tool", [[1], 1.5, "x" * 257, 1 << 65])

@@ -21,7 +21,9 @@ from benchmarks.traces import (
     read_mooncake,
     reuse,
     with_span,
+    without_hints,
 )
+from sgl_vllm.protocol.step_graph import read_graph
 
 
 def call(prompt: str, reply: str) -> Call:
@@ -142,6 +144,23 @@ def test_a_join_waits_for_every_branch_and_holds_their_replies() -> None:
     replies = np.concatenate([skeleton.reply, *(one.reply for one in points)])
     start = len(skeleton.prompt)
     assert (last.prompt[start : start + len(replies)] == replies).all()
+
+
+def test_a_compiled_program_sends_its_graph_once_and_names_every_step() -> None:
+    trace = generate("compiled", 200)
+    graphs: dict[str, int] = {}
+    for program in trace.programs:
+        first, *others = (call.hints for call in program.calls)
+        graph = read_graph(str(first["sgl_graph"]))
+        assert len(graph.steps) == len(program.calls)
+        graphs[graph.digest] = len(graph.steps)
+        names = [call.hints["sgl_step"] for call in program.calls]
+        assert names == [f"{graph.digest}/{index}" for index in range(len(names))]
+        assert not any("sgl_graph" in hints for hints in others)
+    assert sorted(graphs.values()) == [2, 3, 5, 9, 17, 33]
+    silent = without_hints(trace)
+    assert not any(call.hints for call in silent.calls())
+    assert silent.programs[0].calls[1].after == (0,)
 
 
 def test_arrivals_can_be_spread_over_any_time(recorded: Path) -> None:

@@ -26,6 +26,36 @@ def test_equal_prefixes_go_in_order_of_arrival():
     assert queue_of("lpm", 7, 9, 7).order() == ["b", "a", "c"]
 
 
+def test_of_programs_those_with_the_least_to_compute_go_first():
+    queue = queue_of("program")
+    for name, num_remaining in (("a", 9_000), ("b", 40), ("c", 0), ("d", 600)):
+        queue.add(name, 100, num_remaining=num_remaining)
+    assert queue.order(room_tokens=1_000) == ["c", "b", "d", "a"]
+
+
+def test_of_programs_that_have_about_as_much_to_compute_the_longest_prefix_goes_first():
+    queue = queue_of("program")
+    for name, num_remaining, num_cached in (("a", 520, 60), ("b", 1_000, 70), ("c", 1_100, 90)):
+        queue.add(name, 100, num_remaining=num_remaining)
+        queue.score(name, Match(num_cached, None))
+    assert queue.order() == ["b", "a", "c"]
+
+
+def test_programs_of_which_less_than_half_is_cached_come_after_the_others():
+    queue = queue_of("program")
+    for name, num_remaining, num_cached in (("a", 10, 49), ("b", 9_000, 50), ("c", 20, 0)):
+        queue.add(name, 100, num_remaining=num_remaining)
+        queue.score(name, Match(num_cached, None))
+    assert queue.order() == ["b", "a", "c"]
+
+
+def test_a_fork_group_has_the_place_of_the_program_with_the_least_to_compute():
+    queue = queue_of("program")
+    for name, num_remaining, group in (("a", 500, None), ("b", 9_000, "f"), ("c", 20, "f")):
+        queue.add(name, 100, num_remaining=num_remaining, fork_group=group)
+    assert queue.order() == ["b", "c", "a"]
+
+
 def test_the_order_is_fcfs_while_all_requests_fit_into_the_cache():
     queue = queue_of("lpm", 0, 50, 10)
     assert queue.order(room_tokens=300) == ["a", "b", "c"]

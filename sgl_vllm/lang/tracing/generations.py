@@ -1,0 +1,108 @@
+"""The generations of a graph, as a server is told of them: there, each is a step.
+
+Owns which nodes generate, and what each generation needs. Does not own the form in which steps are
+sent (`protocol/step_graph.py`), nor when (`lookahead.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sgl_vllm.lang.ir import Expr, Gen, Tool, parts_of
+from sgl_vllm.lang.tracing.deferred import Deferred
+from sgl_vllm.lang.tracing.graph import Graph
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, SetVariable
+from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, MAX_STEPS, MAX_TOOL_CHARS, Step, StepGraph
+
+_GEN_MAKERS = frozenset(("sgl.gen", "sgl.gen_int", "sgl.gen_string"))
+
+_TOOL_MAKERS = frozenset(("sgl.tool", "sgl.read_only_tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """The generations of a graph.
+
+    Attributes:
+        steps: what is sent.
+        of_node: by the index of a node, which steps its generations are, in order.
+    """
+
+    steps: StepGraph
+    of_node: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One stream, as far as it has been walked.
+
+    Attributes:
+        last: its last step.
+        tool: the first that was called since then.
+        waits_for: steps of others whose answers it has got since then.
+    """
+
+    last: int | None = None
+    tool: str | None = None
+    waits_for: set[int] = field(default_factory=set)
+
+    @property
+    def steps(self) -> set[int]:
+        """Those that it waits for, its own included."""
+        return self.waits_for if self.last is None else {self.last, *self.waits_for}
+
+
+def generations_of(graph: Graph) -> Generations | None:
+    """None if there are fewer than two, which say nothing of what follows, or more than a server
+    takes. O(nodes)."""
+    prompts = {0: _Prompt()}
+    steps: list[Step] = []
+    of_node: dict[int, tuple[int, ...]] = {}
+    behind: dict[int, set[int]] = {}  # by node: the steps that what it writes waits for
+    for node in graph.nodes:
+        prompt = prompts[node.stream]
+        read = set[int]().union(*(behind[definition.node] for definition in node.reads))
+        if isinstance(node.operation, SetVariable):  # its prompt does not wait
+            behind[node.index] = read
+            continue
+        prompt.waits_for |= read
+        match node.operation:
+            case Fork(children):
+                for child in children:
+                    prompts[child] = _Prompt(prompt.last, prompt.tool, {*prompt.waits_for})
+            case Join(branches, _):
+                prompt.waits_for.update(*(prompts[branch].steps for branch in branches))
+            case Evaluate():
+                prompt.tool = prompt.tool or _tool_of(node)
+        for _ in range(_num_generations(node)):
+            waits_for = tuple(sorted(prompt.waits_for - {prompt.last}))
+            steps.append(Step(prompt.last, prompt.tool, waits_for))
+            index = len(steps) - 1
+            of_node[node.index] = (*of_node.get(node.index, ()), index)
+            prompts[node.stream] = prompt = _Prompt(index)
+        behind[node.index] = {*prompt.steps}
+    if not 1 < len(steps) <= MAX_STEPS:
+        return None
+    found = StepGraph(tuple(steps))
+    return Generations(found, of_node) if len(found.text) <= MAX_GRAPH_CHARS else None
+
+
+def _num_generations(node: Node) -> int:
+    match node.operation:
+        case Evaluate(Deferred(operation, _, options)):
+            chooses = any(name == "choices" for name, _ in options)  # then it is a select
+            return int(operation in _GEN_MAKERS and not chooses)
+        case Evaluate(Expr() as expr):
+            return sum(isinstance(part, Gen) for part in parts_of(expr))
+    return 0
+
+
+def _tool_of(node: Node) -> str | None:
+    """The name of the tool that a node calls, as `Tool.called` has it."""
+    match node.operation:
+        case Evaluate(Tool() as tool):
+            return tool.called[:MAX_TOOL_CHARS]
+        case Evaluate(Deferred(operation, (_, function, *_))) if operation in _TOOL_MAKERS:
+            return Tool(None, function).called[:MAX_TOOL_CHARS] if callable(function) else None
+    return None

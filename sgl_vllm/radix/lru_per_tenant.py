@@ -1,0 +1,66 @@
+"""A dictionary of bounded size that tenants share. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import ItemsView, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from sgl_vllm.radix.node import Namespace
+
+
+class OfTenant(Protocol):
+    """A key that says which tenant it belongs to. It is hashable."""
+
+    @property
+    def tenant(self) -> Namespace: ...
+
+
+Key = TypeVar("Key", bound=OfTenant)
+Value = TypeVar("Value")
+
+
+class LruPerTenant(Generic[Key, Value]):
+    """A dictionary of bounded size, the entry put last at its end.
+
+    If a new entry is one too many, the first entry of the tenant with the most entries is removed.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: OrderedDict[Key, Value] = OrderedDict()
+        self._num_of_tenant: Counter[Namespace] = Counter()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._entries)
+
+    def items(self) -> ItemsView[Key, Value]:
+        return self._entries.items()
+
+    def get(self, key: Key) -> Value | None:
+        return self._entries.get(key)
+
+    def put(self, key: Key, value: Value) -> tuple[Key, Value] | None:
+        """Returns the entry that was removed; None if there was room. O(entries) if there was
+        none."""
+        if key not in self._entries:
+            self._num_of_tenant[key.tenant] += 1
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) <= self._max_entries:
+            return None
+        ((tenant, _),) = self._num_of_tenant.most_common(1)
+        removed = next(key for key in self._entries if key.tenant == tenant)
+        return removed, self.pop(removed)
+
+    def pop(self, key: Key) -> Value:
+        self._num_of_tenant[key.tenant] -= 1
+        if not self._num_of_tenant[key.tenant]:
+            del self._num_of_tenant[key.tenant]
+        return self._entries.pop(key)

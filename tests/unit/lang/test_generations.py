@@ -1,0 +1,220 @@
+"""The graph that a compiled program's requests send: its generations, and what lies between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest
+from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.tracing.generations import generations_of
+from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph
+from tests.unit.lang.test_lookahead import Listener, Sent, look
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def steps(program: Any) -> tuple[Step, ...]:
+    found = generations_of(program.compile().graph)
+    assert found is not None
+    assert sorted(sum(found.of_node.values(), ())) == list(range(len(found.steps.steps)))
+    return found.steps.steps
+
+
+def test_a_generation_continues_the_one_before() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x") + "b"
+        s += sgl.gen("y") + "c" + sgl.gen("z")
+
+    assert steps(program) == (Step(), Step(0), Step(1))
+
+
+def test_the_first_tool_between_two_generations_is_named() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.tool("before", look) + sgl.gen("x")
+        s += sgl.tool("t", look) + sgl.tool("u", print, sgl.var("x"))
+        s += sgl.gen("y") + "text" + sgl.gen("z")
+
+    assert steps(program) == (Step(None, "look"), Step(0, "look"), Step(1))
+
+
+def test_a_read_only_tool_is_named_too() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.gen("x") + sgl.read_only_tool("t", look) + sgl.gen("y")
+
+    assert steps(program) == (Step(), Step(0, "look"))
+
+
+def test_branches_continue_what_they_share_and_a_join_waits_for_them() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x")
+        forks = s.fork(2)
+        for fork in forks:
+            fork += "b" + sgl.gen("y")
+        forks.join()
+        s += "c" + sgl.gen("z")
+
+    assert steps(program) == (Step(), Step(0), Step(0), Step(0, None, (1, 2)))
+
+
+def test_a_generation_waits_for_the_answers_that_its_prompt_has() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        forks = s.fork(2)
+        forks[0] += "a" + sgl.gen("x")
+        forks[1] += "b" + forks[0]["x"] + sgl.gen("y")
+        s += forks[1]["y"] + sgl.gen("z")
+
+    assert steps(program) == (Step(), Step(None, None, (0,)), Step(None, None, (1,)))
+
+
+def test_a_generation_with_options_of_the_run_is_a_step() -> None:
+    @sgl.function
+    def program(s: Any, stop: str) -> None:
+        s += sgl.gen("x", stop=stop)
+        s += sgl.gen_int("y", stop=s["x"]) + sgl.gen("z")
+
+    assert steps(program) == (Step(), Step(0), Step(1))
+
+
+def test_selects_are_no_steps() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.gen("x") + sgl.select("y", choices=["a", "b"])
+        s += sgl.gen("v", choices=["a", s["x"]]) + sgl.gen("z")
+
+    assert steps(program) == (Step(), Step(0))
+
+
+def test_a_prompt_does_not_wait_for_a_variable_that_it_only_names() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        forks = s.fork(2)
+        forks[0] += "a" + sgl.gen("x")
+        s.set_var("kept", forks[0]["x"])
+        s += "b" + sgl.gen("y")
+        s += s["kept"] + sgl.gen("z")
+
+    assert steps(program) == (Step(), Step(), Step(1, None, (0,)))
+
+
+def test_a_join_waits_for_what_a_branch_without_a_generation_has_read() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        forks, others = s.fork(1), s.fork(1)
+        forks[0] += "a" + sgl.gen("x")
+        others[0] += "b" + forks[0]["x"]
+        others.join("concate_and_append")
+        s += "c" + sgl.gen("y")
+
+    assert steps(program) == (Step(), Step(None, None, (0,)))
+
+
+@pytest.mark.parametrize("num", [0, 1, MAX_STEPS + 1])
+def test_a_program_of_too_few_or_too_many_steps_has_none(num: int) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        for _ in range(num):
+            s += "a" + sgl.gen()
+
+    assert generations_of(program.compile().graph) is None
+
+
+# -- what is sent ---------------------------------------------------------------------------------
+
+
+AN_A = {"type": "string", "pattern": "^a$"}
+
+
+@sgl.function
+def agent(s: Any, question: str) -> None:
+    s += question + sgl.gen("query") + sgl.tool("found", look)
+    s += sgl.gen("answer", stop=s["query"]) + sgl.gen("check")
+
+
+AGENT = StepGraph((Step(), Step(0, "look"), Step(1)))
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener(lambda prompt: "")
+
+
+def test_a_run_sends_its_graph_once_and_then_the_digest(listener: Listener) -> None:
+    agent.compile().run("?", backend=listener)
+    sent = [(one.hints.step, one.hints.graph) for one in listener.sent if one.kind == "gen"]
+    assert [str(step) for step, _ in sent] == [f"{AGENT.digest}/{index}" for index in range(3)]
+    assert [graph for _, graph in sent] == [AGENT.text, None, None]
+
+
+def test_each_run_of_a_batch_sends_its_graph(listener: Listener) -> None:
+    agent.compile().run_batch([{"question": "?"}] * 3, backend=listener)
+    graphs = [one.hints.graph for one in listener.sent if one.hints.graph is not None]
+    assert graphs == [AGENT.text] * 3
+
+
+def test_a_program_inside_another_names_the_steps_of_its_own_graph(listener: Listener) -> None:
+    compiled = agent.compile()
+
+    @sgl.function
+    def outer(s: Any) -> None:
+        s += "a" + sgl.gen("before")
+        compiled(s, "?")
+        s += "b" + sgl.gen("after")
+
+    outer.run(backend=listener)
+    indices = [None if one.step is None else one.step.index for one in listener.hints]
+    assert indices == [None, 0, 1, 2, None]
+
+
+def test_a_program_that_is_not_compiled_has_no_graph(listener: Listener) -> None:
+    agent.run("?", backend=listener)
+    assert all(one.step is None and one.graph is None for one in listener.hints)
+
+
+def test_each_attempt_names_its_step_and_the_last_says_what_follows(listener: Listener) -> None:
+    listener.answers = iter(["no number", "7", "text"])
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x", dtype=int, retries=1) + sgl.tool("t", look) + sgl.gen("y")
+
+    program.compile().run(backend=listener)
+    assert [one.step.index for one in listener.hints if one.step is not None] == [0, 0, 1]
+    assert [one.next_tool for one in listener.hints] == [None, "look", None]
+    assert [one.graph is not None for one in listener.hints] == [True, False, False]
+
+
+def test_the_graph_is_sent_again_with_a_format_that_the_server_takes() -> None:
+    class Refusing(Listener):
+        async def generate(self, request: GenRequest) -> GenAnswer:
+            if not self.sent:
+                self.sent.append(Sent("gen", "", request.hints()))
+                raise BackendError("no such format", status=400)
+            return await super().generate(request)
+
+    backend = Refusing(lambda prompt: "")
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x", json_schema=AN_A, validate=True) + sgl.gen("y")
+
+    backend.answers = iter(['"a"', "text"])
+    program.compile().run(backend=backend)
+    first, second, third = backend.hints
+    assert first == second and first.graph is not None and third.graph is None
+
+
+def test_nothing_is_sent_if_hints_are_off(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(global_config, "enable_hints_of_what_follows", False)
+    agent.compile().run("?", backend=listener)
+    assert all(one.step is None and one.graph is None for one in listener.hints)
