@@ -45,9 +45,9 @@ class Standing(NamedTuple):
     """Where a request stands in its program.
 
     Attributes:
-        num_remaining: how many tokens the program is expected to compute yet. If its graph does not
-            tell, as many as it has computed so far: the longer it has run, the longer it is likely
-            to go on.
+        num_remaining: how many tokens the program is expected to have left to compute. If its graph
+            does not tell, as many as were computed for its context so far: the longer it has run,
+            the longer it is likely to go on.
         fork: equal for the branches of one fork, as far as the graph tells of them.
     """
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sgl_vllm.protocol.hints import Hints
+from sgl_vllm.protocol.request_keys import GRAPH, STEP
 from sgl_vllm.protocol.step_graph import StepGraph, digest_of, read_graph
 from sgl_vllm.radix.lru_per_tenant import LruPerTenant
 from sgl_vllm.radix.node import Namespace
@@ -121,7 +122,10 @@ class StepGraphs:
         key = _GraphKey(tenant, hints.step.digest)
         known = self._graphs.get(key)
         if known is None:
-            if hints.graph is None or digest_of(hints.graph) != key.digest:
+            if hints.graph is None:
+                return None
+            if digest_of(hints.graph) != key.digest:
+                logger.warning("%s is ignored: its digest is not that in %s", GRAPH, STEP)
                 return None
             known = MeasuredGraph(_read(hints.graph))
         self._graphs.put(key, known)
@@ -132,5 +136,5 @@ def _read(text: str) -> StepGraph:
     try:
         return read_graph(text)
     except ValueError as error:
-        logger.warning("the graph of a program is ignored: %s", error)
+        logger.warning("%s is ignored: %s", GRAPH, error)
         return _NOT_READABLE

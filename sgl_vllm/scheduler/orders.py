@@ -44,7 +44,7 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
 
 
 def least_remaining_program(rows: Rows, nodes: Nodes) -> Keys:
-    """Programs with the least to compute yet first; what is half cached before all that is not.
+    """Programs with the least left to compute first; what is half cached before all that is not.
 
     What programs have to compute counts in powers of two. Ties go by longest cached prefix.
     """

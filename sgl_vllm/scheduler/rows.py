@@ -35,7 +35,7 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "fork_group": np.int64,
     "since": np.int64,  # the earliest arrival of its fork group; its own without a group
     "tokens": np.int64,
-    "remaining": np.int64,  # tokens that its program is expected to compute yet
+    "remaining": np.int64,  # tokens that its program has left to compute, as expected
     "matched": np.int64,
     "next_tokens_key": np.int64,  # equal if the next tokens after the match are the same
     "overtakes": np.int64,
@@ -130,7 +130,7 @@ class WaitingRows(Generic[Item]):
             priority: smaller goes first.
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
-            num_remaining: tokens that its program is expected to compute yet.
+            num_remaining: tokens that its program has left to compute, as expected.
             is_readmission: the request was admitted before, and then preempted or its KV load
                 failed. It goes before all others of its priority, whatever its fork group.
         """

@@ -47,8 +47,15 @@ SETTINGS = {
         num_blocks=30,
         policy="priority",
     ),
-    "exact jumps, prefill in chunks": Setting(
-        {"jump_mode": "exact"}, num_blocks=30, max_num_batched_tokens=64
+    "exact jumps, prefill in chunks, by what programs have left": Setting(
+        {
+            "jump_mode": "exact",
+            "schedule_policy": "program",
+            "schedule_hold_s": 1.0,
+            "schedule_max_delay": 100.0,
+        },
+        num_blocks=30,
+        max_num_batched_tokens=64,
     ),
     "fair, without jumps": Setting(
         {"jump_forward": False, "schedule_fair_quantum": 100, "schedule_cheapest_victim": True},

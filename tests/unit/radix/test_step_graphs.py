@@ -111,10 +111,11 @@ def test_each_tenant_has_its_own_graphs() -> None:
     assert yours is not None and yours.remaining_tokens is None
 
 
-def test_a_graph_under_another_digest_is_not_taken() -> None:
+def test_a_graph_under_another_digest_is_not_taken(caplog: Any) -> None:
     graphs = StepGraphs()
-    assert graphs.step_of("me", Hints(step=StepName(FORK.digest, 0), graph=LINE.text)) is None
-    assert len(graphs) == 0
+    with caplog.at_level(logging.WARNING):
+        assert graphs.step_of("me", Hints(step=StepName(FORK.digest, 0), graph=LINE.text)) is None
+    assert len(graphs) == 0 and "sgl_graph is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("text", ['[{"after": "secret"}]', '[{"tool": "\\ud800 secret"}]'])
