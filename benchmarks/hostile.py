@@ -89,15 +89,9 @@ class Attacker:
 
     def attacks(self) -> dict[str, list[Program]]:
         lying = list(self._lying_tools())
-        silent = [
-            dataclasses.replace(
-                one, calls=tuple(dataclasses.replace(call, hints={}) for call in one.calls)
-            )
-            for one in lying
-        ]
         return {
             LYING: lying,
-            SILENT: silent,
+            SILENT: list(map(traces.silent, lying)),
             "endless": list(self._endless()),
             "open sessions": list(self._open_sessions()),
         }

@@ -37,7 +37,7 @@ from benchmarks.fleet_study import Study
 from benchmarks.simulate_grid import Run, run_all, silence_vllm
 from benchmarks.simulate_report import as_document, given, grid_table, table
 from benchmarks.traces import GENERATORS, Reuse, Trace
-from sgl_vllm.config import OptionError, Options, words_to_mapping
+from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
 from tools.engine_harness.settings import STOCK, EngineSettings
 
 DEFAULT_CONCURRENCY = 32
@@ -122,7 +122,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--policy",
         type=_several(str),
         metavar="P[,P...]",
-        help="the plugin's order of waiting requests: lpm (default), dfs-weight, fcfs, random",
+        help="the plugin's order of waiting requests, its default if not given: "
+        + ", ".join(choices_of("schedule_policy")),
     )
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_vllm.protocol.request_keys import GRAPH, PROGRAM, STEP
-from sgl_vllm.protocol.step_graph import Step, StepGraph
+from sgl_vllm.protocol.step_graph import Step, StepGraph, StepName
 
 Tokens = npt.NDArray[np.int32]
 
@@ -97,13 +97,14 @@ class Trace:
         return max(call.num_tokens for call in self.calls())
 
 
-def without_hints(trace: Trace) -> Trace:
+def silent(program: Program) -> Program:
     """The same calls, which tell the plugin nothing."""
+    calls = (dataclasses.replace(call, hints={}) for call in program.calls)
+    return dataclasses.replace(program, calls=tuple(calls))
 
-    def silent(program: Program) -> Program:
-        calls = (dataclasses.replace(call, hints={}) for call in program.calls)
-        return dataclasses.replace(program, calls=tuple(calls))
 
+def without_hints(trace: Trace) -> Trace:
+    """The same programs, which tell the plugin nothing."""
     return Trace(trace.name, tuple(map(silent, trace.programs)))
 
 
@@ -353,7 +354,10 @@ def _compiled(writer: _Writer) -> Iterator[Program]:
         calls: list[Call] = []
         for index, tool_s in enumerate(tools_s):
             prompt, reply = _join(history, writer.text(50, 400)), writer.text(20, 200)
-            hints: dict[str, str | int | float] = {PROGRAM: run, STEP: f"{graph.digest}/{index}"}
+            hints: dict[str, str | int | float] = {
+                PROGRAM: run,
+                STEP: str(StepName(graph.digest, index)),
+            }
             if not calls:
                 hints[GRAPH] = graph.text
             call = writer.then(prompt, reply, calls, tool_s * writer.rng.uniform(0.8, 1.2))

@@ -88,7 +88,7 @@ class Generation:
         hints: Callable[[bool], Hints],
     ) -> None:
         """Args:
-        hints: is told whether this is the last attempt.
+        hints: called with whether this is the last attempt.
         """
         self._expr = expr
         self._run = run

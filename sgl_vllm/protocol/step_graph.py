@@ -1,4 +1,4 @@
-"""The graph of a compiled program, as a server is told of it: its steps, and what lies between.
+"""The graph of a compiled program, as it is sent to a server: its steps, and what lies between.
 
 A *step* is one generation. Its prompt extends that of an earlier step and its answer, or begins a
 new context. Between the two, tools may run, and other steps' answers may be waited for. A run sends

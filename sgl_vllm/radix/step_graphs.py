@@ -28,7 +28,7 @@ MAX_GRAPHS = 128
 """At most this many graphs are known, those used last. One takes up to 40 kB."""
 
 MEMORY = 32
-"""A step's mean counts as that of so many runs at most, so that old ones are forgotten."""
+"""A step's mean counts as that of at most this many runs, so that old ones are forgotten."""
 
 
 class _GraphKey(NamedTuple):
@@ -63,7 +63,7 @@ class MeasuredGraph:
         return KnownStep(self, index) if index < len(self.forks) else None
 
     def ended(self, index: int, num_tokens: int) -> None:
-        """Step `index` has taken so many tokens."""
+        """Step `index` has taken `num_tokens`."""
         self._num_measured[index] = min(self._num_measured[index] + 1, MEMORY)
         error = num_tokens - self._mean_tokens[index]
         self._mean_tokens[index] += error / self._num_measured[index]

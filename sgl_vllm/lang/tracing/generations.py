@@ -1,4 +1,4 @@
-"""The generations of a graph, as a server is told of them: there, each is a step.
+"""The generations of a graph, as they are sent to a server: there, each is a step.
 
 Owns which nodes generate, and what each generation needs. Does not own the form in which steps are
 sent (`protocol/step_graph.py`), nor when (`lookahead.py`).

@@ -6,7 +6,6 @@ import json
 import logging
 import tracemalloc
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -111,7 +110,7 @@ def test_each_tenant_has_its_own_graphs() -> None:
     assert yours is not None and yours.remaining_tokens is None
 
 
-def test_a_graph_under_another_digest_is_not_taken(caplog: Any) -> None:
+def test_a_graph_under_another_digest_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     graphs = StepGraphs()
     with caplog.at_level(logging.WARNING):
         assert graphs.step_of("me", Hints(step=StepName(FORK.digest, 0), graph=LINE.text)) is None
@@ -119,7 +118,9 @@ def test_a_graph_under_another_digest_is_not_taken(caplog: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ['[{"after": "secret"}]', '[{"tool": "\\ud800 secret"}]'])
-def test_a_text_that_is_no_graph_is_read_once_with_a_warning(text: str, caplog: Any) -> None:
+def test_a_text_that_is_no_graph_is_read_once_with_a_warning(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     graphs, hints = StepGraphs(), Hints(step=StepName(digest_of(text), 0), graph=text)
     with caplog.at_level(logging.WARNING):
         assert [graphs.step_of("me", hints) for _ in range(3)] == [None] * 3
