@@ -21,7 +21,8 @@ MAX_STATES = 20_000
 
 
 class ByteDfa:
-    """A deterministic automaton over bytes. Invariant: every state leads to acceptance.
+    """A deterministic automaton over bytes. Invariants: every transition leads to a state, which is
+    checked, because loops without checks follow them; and every state leads to acceptance.
 
              a          b
         (0) ---> (1) ------> ((2))       row(0)[97] == 1, row(1)[98] == 2, accepting[2]
@@ -46,6 +47,8 @@ class ByteDfa:
         self.class_of = self.classes.tobytes()
         self.accepting = np.ascontiguousarray(accepting, np.bool_)
         self.start = start
+        assert 0 <= start < len(self.accepting)
+        tables.check_table(self.by_class, self.accepting, self.classes)
         self._terminals: dict[int, Dfa] = {}
 
     @classmethod

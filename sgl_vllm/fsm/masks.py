@@ -19,15 +19,17 @@ per state.)
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.fsm.automaton import Automaton, Continuation, State
+from sgl_vllm.fsm.automaton import Automaton, Continuation, State, Thread
+from sgl_vllm.fsm.expressions import Terminal
 from sgl_vllm.fsm.terminal_walks import TerminalWalks, Walked
-from sgl_vllm.fsm.trie_walks import or_words, packed_bits
-from sgl_vllm.fsm.vocabulary import TokenIds, TrieSet, Vocabulary, Words
+from sgl_vllm.fsm.trie_nodes import joined, or_words, packed_bits
+from sgl_vllm.fsm.vocabulary import NO_IDS, Nodes, TokenIds, TrieSet, Vocabulary, Words
 
 _NO_NUMBERS = np.zeros(0, np.uint16)
 _NO_WORDS = np.zeros(0, np.uint32)
@@ -58,7 +60,7 @@ class Bitmask:
     words: Words
 
     def fill(self, out: Words) -> None:
-        """Write the bitmask to `out`, uint32 (num_words,)."""
+        """Write the bitmask to `out`, uint32 (num_words,): as many words as the vocabulary has."""
         if self.shared:
             out[:] = self.shared[0]
             for other in self.shared[1:]:
@@ -101,22 +103,15 @@ class Bitmasks:
         return bitmask
 
     def _make(self, state: State) -> Bitmask:
-        found = _Found()
+        self._walks.forget_if_full()
         automaton = state.automaton
+        found = _Found(automaton)
         automaton.spend(len(state.threads))
         for terminal, then in state.threads:
-            found.add(self._walks.from_root(terminal, automaton), automaton, then)
-        seen: set[tuple[TrieSet, State]] = set()
-        while found.pending:
-            reached = found.pending.pop()
-            if reached in seen:
-                continue
-            seen.add(reached)
-            trie_set, state = reached
-            automaton.spend(len(state.threads))
-            for terminal, then in state.threads:
-                if terminal.first & trie_set.first:
-                    found.add(self._walks.below(trie_set, terminal, automaton), automaton, then)
+            found.add(self._walks.from_root(terminal, automaton), then)
+        while found.reached:
+            for terminal, then, trie_set in found.next_round():
+                found.add(self._walks.below(trie_set, terminal, automaton), then)
         bitmask = self._packed(tuple(found.shared.values()), found.lists)
         own = [words.nbytes for words in bitmask.shared if id(words) not in found.shared]
         automaton.num_bytes += bitmask.numbers.nbytes + bitmask.words.nbytes + sum(own)
@@ -138,19 +133,56 @@ class Bitmasks:
 
 
 class _Found:
-    """What the walks of one state have found so far, and where others must begin."""
+    """What the walks of one state have found so far, and where others must begin.
 
-    __slots__ = ("lists", "pending", "shared")
+    Walks go in rounds. Each thread is walked from all nodes at once that the last round has
+    reached, less those of earlier rounds. So it is walked once from each node, however many ways
+    lead there:
 
-    def __init__(self) -> None:
+        [^\\n]+ again and again      where the second one ends, the first one may have ended, too
+    """
+
+    __slots__ = ("_automaton", "_entered", "lists", "reached", "shared")
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._automaton = automaton
+        self._entered: dict[Thread, Nodes] = {}
+        self.reached: dict[tuple[TrieSet, State], None] = {}
         self.shared: dict[int, Words] = {}
         self.lists: list[TokenIds] = []
-        self.pending: list[tuple[TrieSet, State]] = []
 
-    def add(self, walked: Walked, automaton: Automaton, then: Continuation | None) -> None:
+    def add(self, walked: Walked, then: Continuation | None) -> None:
         for words in walked.shared:
             self.shared[id(words)] = words
         if len(walked.ids):
             self.lists.append(walked.ids)
         for trie_set, expression in walked.leaving:
-            self.pending.append((trie_set, automaton.begin(expression, then)))
+            self.reached[trie_set, self._automaton.begin(expression, then)] = None
+
+    def next_round(self) -> Iterator[tuple[Terminal, Continuation | None, TrieSet]]:
+        """The threads that begin where the last walks have ended, each with the nodes from which it
+        is to be walked. Empties `reached`."""
+        sets: dict[Thread, tuple[TrieSet, ...]] = {}
+        for trie_set, state in self.reached:
+            self._automaton.spend(len(state.threads))
+            first = trie_set.first
+            for thread in state.threads:
+                if thread[0].first & first:
+                    sets[thread] = (*sets.get(thread, ()), trie_set)
+        self.reached = {}
+        for thread, its_sets in sets.items():
+            fresh: TrieSet | None = its_sets[0]
+            if len(its_sets) == 1 and thread not in self._entered:
+                self._entered[thread] = its_sets[0].nodes
+            else:
+                fresh = self._fresh(thread, its_sets)
+            if fresh is not None:
+                yield *thread, fresh
+
+    def _fresh(self, thread: Thread, sets: tuple[TrieSet, ...]) -> TrieSet | None:
+        """Those nodes of `sets` from which `thread` has not been walked; None if there are none."""
+        nodes = NO_IDS
+        for trie_set in sets:
+            nodes, _ = joined(nodes, trie_set.nodes)
+        self._entered[thread], new = joined(self._entered.get(thread, NO_IDS), nodes)
+        return sets[0].vocabulary.trie_set(new) if len(new) else None

@@ -2,6 +2,8 @@
 
 Owns these loops, compiled by numba. The sets of states stand in one array, one behind the other,
 and are found again by their hash. Pure.
+
+numba checks no index, so each loop states how far it writes and why.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
 
     Returns: the table over classes of bytes, int32 with the start first; which states accept; and
         the class of each byte. The table has no rows if a limit is exceeded.
+
+    Bounds: at most `most` sets are added, which is checked for each, and a set has one row. Members
+    and targets get more room before they are written. There are at most as many intervals as
+    classes.
     """
+    assert num_states > 0 and 0 <= end < num_states and most > 0
+    for i in range(len(spans)):
+        assert 0 <= spans[i, 0] < num_states and 0 <= spans[i, 3] < num_states
+        assert 0 <= spans[i, 1] <= spans[i, 2] < 256
+    for i in range(len(empties)):
+        assert 0 <= empties[i, 0] < num_states and 0 <= empties[i, 1] < num_states
     classes, num_classes = _classes(spans)
     span_begin, span_order = _by_source(spans, num_states)
     empty_begin, empty_order = _by_source(empties, num_states)
@@ -131,7 +143,10 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
 
 @compiled
 def _classes(spans):  # type: ignore[no-untyped-def]
-    """The class of each byte, so that no span has only a part of a class, and their number."""
+    """The class of each byte, so that no span has only a part of a class, and their number.
+
+    Bounds: a span ends before byte 256.
+    """
     begins = np.zeros(257, np.bool_)
     for i in range(len(spans)):
         begins[spans[i, 1]] = True
@@ -144,7 +159,10 @@ def _classes(spans):  # type: ignore[no-untyped-def]
 
 @compiled
 def _by_source(rows, num_states):  # type: ignore[no-untyped-def]
-    """Where the rows of each source begin, in an order by source, and that order."""
+    """Where the rows of each source begin, in an order by source, and that order.
+
+    Bounds: counted by source before they are written.
+    """
     begin = np.zeros(num_states + 1, np.int64)
     for i in range(len(rows)):
         begin[rows[i, 0] + 1] += 1
@@ -167,6 +185,9 @@ def _closure(targets, empty_begin, empty_to, matters, seen, search, found):  # t
         found: filled from its beginning; from its end on, it holds what is still to visit.
 
     Returns: how many were found, and how many transitions were followed.
+
+    Bounds: `found` has room for all states. `seen` lets each in once, and no more are found than
+    have been visited, so the two ends do not meet.
     """
     count, left, num_followed = 0, len(found), len(targets)
     for state in targets:
@@ -191,7 +212,8 @@ def _closure(targets, empty_begin, empty_to, matters, seen, search, found):  # t
 
 @compiled
 def _slot(found, count, slots, members, begin, seen, search):  # type: ignore[no-untyped-def]
-    """Where in the hash table the set is that has just been found, or will be."""
+    """Where in the hash table the set is that has just been found, or will be. At least half of the
+    slots are free, so the search ends."""
     key = np.int64(count)
     for i in range(count):
         key += (np.int64(found[i]) + 1) * 0x5851F42D4C957F2D ^ (np.int64(found[i]) << 17)
@@ -211,6 +233,8 @@ def _slot(found, count, slots, members, begin, seen, search):  # type: ignore[no
 
 @compiled
 def _copied(numbers, count, size):  # type: ignore[no-untyped-def]
+    """The first `count` numbers in an array of `size`."""
+    assert count <= min(len(numbers), size)
     longer = np.empty(size, np.int32)
     for i in range(count):
         longer[i] = numbers[i]

@@ -5,6 +5,9 @@ that is assigned to a slice, numba compiles four seconds of checks and messages.
 
 A table is int32 (states, columns); -1 is no transition. Columns are bytes, or classes of bytes
 that no state distinguishes.
+
+numba checks no index, so each loop states how far it writes and why. That a table leads to its own
+states only is checked where one comes in (`check_table`).
 """
 
 from __future__ import annotations
@@ -29,12 +32,31 @@ def byte_set(flags: NDArray[np.bool_]) -> int:
 
 
 @compiled
+def check_table(table, accepting, classes):  # type: ignore[no-untyped-def]
+    """That every transition leads to a state of the table, and every byte has a column.
+
+    Raises AssertionError: one does not.
+    """
+    num_states, num_columns = table.shape
+    assert len(accepting) == num_states and num_states > 0 and len(classes) == 256
+    highest, lowest = np.int32(-1), np.int32(-1)
+    for state in range(num_states):
+        for c in range(num_columns):
+            highest, lowest = max(highest, table[state, c]), min(lowest, table[state, c])
+    assert lowest >= -1 and highest < num_states
+    for byte in range(256):
+        assert 0 <= classes[byte] < num_columns
+
+
+@compiled
 def column_classes(table):  # type: ignore[no-untyped-def]
     """Group the columns into classes: equal ones share one.
 
     Returns: int32, the class of each column, and the first column of each class.
 
     Cost: one pass over the table, and a search for each class found.
+
+    Bounds: there are at most as many classes as columns.
     """
     num_columns = table.shape[1]
     classes = np.zeros(num_columns, np.int32)
@@ -78,6 +100,9 @@ def _distances(table, accepting):  # type: ignore[no-untyped-def]
     """How many transitions each state is from acceptance.
 
     Returns: the fewest, -1 if there is no way; and the most, -1 if there is no limit.
+
+    Bounds: sources are counted by target before they are written. A state is queued once: for the
+    fewest, when it gets a distance; for the most, when its last transition has been counted.
     """
     num_states, num_columns = table.shape
     counts = np.zeros(num_states + 1, np.int64)
@@ -150,6 +175,8 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
 
     Cost: a visit to all transitions in each round. Chains take a round for each of their states,
         unless `block` tells these apart.
+
+    Bounds: there are at most as many blocks as states, and twice as many slots.
     """
     num_states, num_columns = table.shape
     numbers = _empty_slots(num_states)  # a hash table of blocks
@@ -186,7 +213,7 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
 
 @compiled
 def _empty_slots(most):  # type: ignore[no-untyped-def]
-    """A hash table of -1 that `most` entries fill by half at most."""
+    """A hash table of -1 that `most` entries fill by half at most, so that every search ends."""
     size = 16
     while size < 2 * most:
         size *= 2
@@ -208,7 +235,11 @@ def _leads_alike(table, block, a, b):  # type: ignore[no-untyped-def]
 @compiled
 def _reachable(table, start):  # type: ignore[no-untyped-def]
     """The reachable states, `start` first, in order of discovery; and the number of each state in
-    that order, -1 for the others."""
+    that order, -1 for the others.
+
+    Bounds: each state is found once.
+    """
+    assert 0 <= start < len(table)
     number = np.full(len(table), -1, np.int32)
     order = np.empty(len(table), np.int32)
     order[0] = start
@@ -232,6 +263,8 @@ def merged(table, accepting):  # type: ignore[no-untyped-def]
 
     Returns: the table, which states accept, and int64, the new number of each state, -1 for those
         that lead nowhere. The table has no rows if it would take more than `MAX_VISITS`.
+
+    Bounds: blocks are numbered from 0 to `count`.
     """
     num_states, num_columns = table.shape
     fewest, most = _distances(table, accepting)
@@ -265,7 +298,10 @@ def minimal(table, accepting, start):  # type: ignore[no-untyped-def]
     columns made one.
 
     Returns: the table, which states accept, and int32, the new number of each column.
+
+    Bounds: all arrays have the size of what was counted.
     """
+    assert 0 <= start < len(table)
     smaller, flags, number = merged(table, accepting)
     if not len(smaller):
         return smaller, flags, np.zeros(table.shape[1], np.int32)
@@ -296,7 +332,11 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
 
     Returns: int32 (pairs, 2) with the start first; the table over them; and int32, the class of
         each byte in it. There are no pairs if there would be more than `most`.
+
+    Bounds: at most `most` pairs are added, which is checked for each, and no more than there are
+    pairs of states. A byte brings at most one more column.
     """
+    assert most > 0 and 0 <= start_a < len(table_a) and 0 <= start_b < len(table_b)
     joint = np.full((table_a.shape[1], table_b.shape[1]), -1, np.int32)
     columns = np.empty((256, 2), np.int32)
     classes = np.empty(256, np.int32)

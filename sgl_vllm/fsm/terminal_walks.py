@@ -37,11 +37,11 @@ from sgl_vllm.fsm.vocabulary import (
 _DENSE_FROM = 512
 """This many tokens are kept as a bitmask rather than as a list."""
 
-_MAX_ROOT_BYTES = 64 << 20
-_MAX_ROOT_WALKS = 50_000
-_MAX_ENTERED = 10_000
-_MAX_CLOSING = 1_000
-_MAX_COUNTED = 1_000
+_MAX_BYTES = 96 << 20
+"""What is remembered of all walks. Beyond it, all of that is forgotten."""
+
+_WALK_BYTES = 600
+"""What a walk takes beside its bitmasks and lists."""
 
 _MAX_DIFFERENCE = 1 / 16
 """The share of a walk's nodes that are searched for the difference to another state. Beyond it, the
@@ -74,18 +74,23 @@ class TerminalWalks:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._from_root: dict[object, Walked] = {}
-        self._root_bytes = 0
         self._counted: dict[object, _CountedWalk] = {}
         self._latest: dict[ByteDfa, _Latest] = {}
+
+    def forget_if_full(self) -> None:
+        """Called between two bitmasks, because the sets that one of them reaches are compared with
+        each other. One bitmask adds at most some 100 MB, as its walks are charged for."""
+        if self._vocabulary.num_cached_bytes > _MAX_BYTES:
+            self._vocabulary.clear()
+            self._from_root.clear()
+            self._counted.clear()
+            self._latest.clear()
 
     def below(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> Walked:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
         known = trie_set.entered.get(terminal)
         if known is None:
-            if len(trie_set.entered) > _MAX_ENTERED:
-                trie_set.entered.clear()
-            ends = self._vocabulary.end[trie_set.nodes]
-            automaton.spend(int((ends - trie_set.nodes).sum()) // _NODES_PER_THREAD)
+            automaton.spend(trie_set.num_below // _NODES_PER_THREAD)
             known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
         return known
 
@@ -109,21 +114,22 @@ class TerminalWalks:
         known = self._from_root.get(key)
         if known is None:
             automaton.spend(len(self._vocabulary.byte) // _NODES_PER_THREAD)
-            known = self._walk(root, terminal)
-            self._root_bytes += sum(words.nbytes for words in known.shared)
-            if self._root_bytes > _MAX_ROOT_BYTES or len(self._from_root) > _MAX_ROOT_WALKS:
-                self._from_root.clear()
-                self._latest.clear()
-                self._root_bytes = 0
-            self._from_root[key] = known
+            known = self._from_root[key] = self._walk(root, terminal)
         return known
 
     def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Walked:
         if isinstance(terminal, Literals):
-            return _spelled(trie_set, terminal)
-        if isinstance(terminal, JsonString):
-            return self._counted_walk(trie_set, terminal).take(terminal, trie_set)
-        assert isinstance(terminal, Dfa)
+            walked = _spelled(trie_set, terminal)
+        elif isinstance(terminal, JsonString):
+            walked = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
+        else:
+            assert isinstance(terminal, Dfa)
+            walked = self._in_table(trie_set, terminal)
+        num_bytes = walked.ids.nbytes + sum(words.nbytes for words in walked.shared)
+        self._vocabulary.num_cached_bytes += _WALK_BYTES + num_bytes
+        return walked
+
+    def _in_table(self, trie_set: TrieSet, terminal: Dfa) -> Walked:
         if trie_set is self._vocabulary.root:
             return self._walk_from_latest(terminal)
         words, ids, nodes = self._walk_table(trie_set, terminal)
@@ -171,10 +177,10 @@ class TerminalWalks:
         key = trie_set, terminal.body, terminal.index
         known = self._counted.get(key)
         if known is None:
-            if len(self._counted) > _MAX_COUNTED:
-                self._counted.clear()
             walked = walk_counting(trie_set, terminal.body.table, terminal.index)
             known = self._counted[key] = _CountedWalk(*walked)
+            num_bytes = sum(found.nbytes for found in walked)
+            self._vocabulary.num_cached_bytes += _WALK_BYTES + num_bytes
         return known
 
 
@@ -201,9 +207,8 @@ def _spelled(trie_set: TrieSet, terminal: Literals) -> Walked:
         rest = text[terminal.position : terminal.position + longest + 1]
         known = trie_set.entered.get(rest)
         if known is None:
-            if len(trie_set.entered) > _MAX_ENTERED:
-                trie_set.entered.clear()
             known = trie_set.entered[rest] = _along(trie_set, rest)
+            trie_set.vocabulary.num_cached_bytes += _WALK_BYTES + known[0].nbytes
         ids, end = known
         if len(ids):
             lists.append(ids)
@@ -232,9 +237,9 @@ class _CountedWalk:
     def __init__(
         self,
         ids: TokenIds,
-        begun: NDArray[np.int16],
-        leaving: Nodes,
-        completed: NDArray[np.int16],
+        begun: NDArray[np.int32],
+        leaving: NDArray[np.int32],
+        completed: NDArray[np.int32],
     ) -> None:
         order = np.argsort(begun, kind="stable")
         self._ids = ids[order]
@@ -265,13 +270,14 @@ class _CountedWalk:
         if len(closed) >= _DENSE_FROM:
             key = closing.tobytes()
             if key not in self._closing:
-                if len(self._closing) > _MAX_CLOSING:
-                    self._closing.clear()
                 self._closing[key] = vocabulary.words_of(closed)
+                vocabulary.num_cached_bytes += len(key)
             shared = (*shared, self._closing[key])
         else:
             ids = np.concatenate((ids, closed))
         inner = closing[vocabulary.end[closing] > closing + 1]
+        if trie_set.is_nested:
+            inner = np.unique(inner)
         leaving = ((vocabulary.trie_set(inner), EMPTY),) if len(inner) else ()
         return Walked(shared, ids, leaving)
 

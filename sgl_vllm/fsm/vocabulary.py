@@ -17,22 +17,25 @@ walk that meets a dead end continues at `end[i]`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any  # Any: masks.py is above this module
+from typing import Any  # Any: terminal_walks.py is above this module
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.fsm import trie_walks
+from sgl_vllm.fsm import trie_nodes, trie_walks
 from sgl_vllm.fsm.tables import byte_set
 
 Nodes = NDArray[np.int32]
+"""Nodes of the trie, ascending and distinct."""
+
 TokenIds = NDArray[np.int32]
 Words = NDArray[np.uint32]
 """A bitmask over tokens: bit t % 32 of word t // 32 says whether token t is legal."""
 
 NO_IDS: TokenIds = np.zeros(0, np.int32)
 MAX_SIZE = 1 << 21
-_MAX_CACHED_NODES = 2_000_000
+_SET_BYTES = 700
+"""What a `TrieSet` takes beside its nodes."""
 
 
 def bits_of(byte_set: int) -> Iterator[int]:
@@ -52,6 +55,9 @@ class Vocabulary:
         token_bytes: what each token id decodes to; empty for tokens that are not text (special
             ones).
         size: bits of a bitmask, at least the number of tokens; the rest are never set.
+
+    Attributes:
+        num_cached_bytes: what the cached sets take; others add what they remember of walks.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], size: int) -> None:
@@ -64,7 +70,7 @@ class Vocabulary:
         order = sorted((i for i, b in enumerate(token_bytes) if b), key=token_bytes.__getitem__)
         lengths = np.array([len(token_bytes[i]) for i in order], np.int64)
         data = np.frombuffer(b"".join([token_bytes[i] for i in order]), np.uint8)
-        self.byte, self.end, self.depth, self.first_token = trie_walks.build_trie(data, lengths)
+        self.byte, self.end, self.depth, self.first_token = trie_nodes.build_trie(data, lengths)
         self.tokens = np.array(order, np.int32)
         """Ids in the order of their bytes; those of node i are `first_token[i : i + 2]`."""
         self.num_below = np.zeros(256, np.int64)
@@ -73,23 +79,22 @@ class Vocabulary:
         self.num_below[self.byte[top]] = self.end[top] - top
         self.num_words = (size + 31) // 32
         self.max_token_bytes = int(lengths.max(initial=0))
-        self._sets: dict[bytes, TrieSet] = {}
+        self._sets: dict[int, TrieSet] = {}
         self.clear()
 
     def trie_set(self, nodes: Nodes) -> TrieSet:
         """The set of these nodes; the same object for the same nodes, as long as it is cached."""
-        key = nodes.tobytes()
+        data = nodes.tobytes()
+        key = hash(data)
         known = self._sets.get(key)
-        if known is None:
-            if self._num_cached_nodes > _MAX_CACHED_NODES:
-                self.clear()
+        if known is None or known.nodes.tobytes() != data:
             known = self._sets[key] = TrieSet(self, nodes)
-            self._num_cached_nodes += len(nodes)
+            self.num_cached_bytes += _SET_BYTES + nodes.nbytes
         return known
 
     def tokens_at(self, nodes: Nodes) -> TokenIds:
         """The tokens that end at `nodes`."""
-        return trie_walks.tokens_at(nodes, self.first_token, self.tokens)
+        return trie_nodes.tokens_at(nodes, self.first_token, self.tokens)
 
     def tokens_beginning_with(self, byte: int) -> TokenIds:
         if not self.root.first >> byte & 1:
@@ -100,13 +105,14 @@ class Vocabulary:
     def words_of(self, ids: TokenIds) -> Words:
         """A bitmask with the bits of `ids` set."""
         words = np.zeros(self.num_words, np.uint32)
-        trie_walks.set_bits(ids, words)
+        trie_nodes.set_bits(ids, words)
         return words
 
     def clear(self) -> None:
-        """Empty the cache of sets that walks have met; they are made again when needed."""
+        """Empty the cache of sets, with what is remembered of each. They are made again when
+        needed."""
         self._sets.clear()
-        self._num_cached_nodes = 0
+        self.num_cached_bytes = 0
         self.root = self.trie_set(np.zeros(1, np.int32))
 
 
@@ -119,27 +125,36 @@ class TrieSet:
     Attributes:
         first: the bytes that lead on from any of the nodes, as bits.
         ids: the tokens that end at the nodes.
-        entered: what `masks.py` found out about a walk from here into a terminal.
+        num_below: how many nodes there are below these, each counted once.
+        is_nested: whether one of the nodes is below another one.
+        entered: what `terminal_walks.py` found out about a walk from here into a terminal.
     """
 
-    __slots__ = ("_next", "entered", "first", "ids", "nodes", "vocabulary")
+    __slots__ = (
+        *("_next", "entered", "first", "ids"),
+        *("is_nested", "nodes", "num_below", "vocabulary"),
+    )
 
     def __init__(self, vocabulary: Vocabulary, nodes: Nodes) -> None:
         self.vocabulary = vocabulary
         self.nodes = nodes
         present = np.zeros(256, np.bool_)
-        trie_walks.mark_children(nodes, vocabulary.byte, vocabulary.end, present)
+        self.num_below, self.is_nested = trie_nodes.look_below(
+            nodes, vocabulary.byte, vocabulary.end, present
+        )
         self.first = byte_set(present)
         self.ids = vocabulary.tokens_at(nodes)
         self._next: dict[int, TrieSet] = {}
-        self.entered: dict[object, Any] = {}  # Any: masks.py is above this module
+        self.entered: dict[object, Any] = {}  # Any: terminal_walks.py is above this module
 
     def step(self, byte: int) -> TrieSet:
         """The nodes one `byte` further; `byte` must be in `first`."""
         known = self._next.get(byte)
         if known is None:
             v = self.vocabulary
-            nodes = trie_walks.children(self.nodes, v.byte, v.end, byte)
+            nodes = trie_nodes.children(self.nodes, v.byte, v.end, byte)
+            if self.is_nested:
+                nodes.sort()
             known = self._next[byte] = v.trie_set(nodes)
         return known
 
@@ -154,7 +169,8 @@ def walk(
 ) -> tuple[Words | None, TokenIds, Nodes]:
     """All tokens below a set that stay inside a byte automaton.
 
-    Cost: one table look-up per node reached, some nanoseconds each.
+    Cost: one table look-up for each node that is reached, some nanoseconds each; for a node that is
+    below several nodes of the set, one for each of the states in which it is reached.
 
     Args:
         table: (states, classes of bytes): the next state, -1 for none. Every state must lead to
@@ -168,25 +184,16 @@ def walk(
     """
     v = trie_set.vocabulary
     words = np.zeros(v.num_words, np.uint32)
-    leaving = np.empty(len(v.byte), np.int32)
-    num_ids, num_leaving = trie_walks.walk_table(
-        trie_set.nodes,
-        v.byte,
-        v.end,
-        v.depth,
-        v.first_token,
-        v.tokens,
-        table,
-        classes,
-        accepting,
-        start,
-        words,
-        leaving,
+    leaving = np.empty(trie_set.num_below, np.int32)
+    loop = trie_walks.walk_nested if trie_set.is_nested else trie_walks.walk_apart
+    num_ids, num_leaving = loop(
+        *(trie_set.nodes, v.byte, v.end, v.depth, v.first_token, v.tokens, v.max_token_bytes),
+        *(table, classes, accepting, start, words, leaving),
     )
     leaving = leaving[:num_leaving].copy()
     if num_ids >= dense_from:
         return words, NO_IDS, leaving
-    return None, trie_walks.ids_in(words, num_ids), leaving
+    return None, trie_nodes.ids_in(words), leaving
 
 
 def walk_difference(
@@ -208,33 +215,25 @@ def walk_difference(
     """
     v = vocabulary
     ids, leaving, is_all = trie_walks.walk_both(
-        v.byte,
-        v.end,
-        v.depth,
-        v.first_token,
-        v.tokens,
-        table,
-        classes,
-        accepting,
-        start,
-        other,
-        most_nodes,
+        *(v.byte, v.end, v.depth, v.first_token, v.tokens, v.max_token_bytes),
+        *(table, classes, accepting, start, other, most_nodes),
     )
     return (ids, leaving) if is_all else None
 
 
 def walk_counting(
     trie_set: TrieSet, table: NDArray[np.int32], start: int
-) -> tuple[TokenIds, NDArray[np.int16], Nodes, NDArray[np.int16]]:
+) -> tuple[TokenIds, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """As `walk`, over an automaton of repeated items, and counts the items in each token.
 
     Items begin and end in state 0, which the closing byte leaves to state -2.
 
     Returns: ids of tokens that do not close, with the items that each begins or completes;
         nodes right after the closing byte (with or without longer tokens below) and the items
-        completed before it.
+        completed before it. If the set is nested, some come several times, with different counts.
     """
     v = trie_set.vocabulary
     return trie_walks.walk_items(
-        trie_set.nodes, v.byte, v.end, v.depth, v.first_token, v.tokens, table, start
+        *(trie_set.nodes, v.byte, v.end, v.depth, v.first_token, v.tokens, v.max_token_bytes),
+        *(table, start),
     )

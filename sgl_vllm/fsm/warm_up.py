@@ -12,6 +12,7 @@ import numpy as np
 from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.byte_dfa import combined, of_texts
 from sgl_vllm.fsm.ebnf import compile_grammar
+from sgl_vllm.fsm.expressions import Seq
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema import compile_schema
@@ -51,6 +52,8 @@ def _masks() -> None:
     vocabulary = Vocabulary(tokens, len(tokens))
     bitmasks = Bitmasks(vocabulary)
     words = np.zeros(vocabulary.num_words, np.uint32)
+    wide = of_pattern("[^x]*").expression
+    bitmasks.of(Automaton(Seq(wide, wide, wide)).start)
     state: State | None = Automaton(compile_schema(_SCHEMA)).start
     for byte in b'{"a": 12, "b": "abc", "d": "http://a/b?c", "c": [true, 1.5]}':
         assert state is not None

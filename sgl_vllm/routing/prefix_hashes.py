@@ -132,7 +132,11 @@ def _states(
     blocks: NDArray[np.uint32], constants: NDArray[np.uint32], state: np.uint64
 ) -> NDArray[np.uint64]:
     """See `PrefixHasher`. Words of a block's first half are multiplied with those of its second, so
-    that the compiler can vectorize the loop."""
+    that the compiler can vectorize the loop.
+
+    Bounds: a state for each block. There is a constant for each word of a block.
+    """
+    assert len(constants) >= blocks.shape[1]
     states = np.empty(len(blocks), np.uint64)
     half = blocks.shape[1] // 2
     for i in range(len(blocks)):
@@ -150,7 +154,12 @@ def _states(
 def _hashes(
     states: NDArray[np.uint64], lengths: NDArray[np.int64], num_before: int
 ) -> NDArray[np.int64]:
-    """The finalizer of SplitMix64 over state and length."""
+    """The finalizer of SplitMix64 over state and length.
+
+    Bounds: a hash for each length. Lengths ascend, and are of prefixes that have a state.
+    """
+    if len(lengths):
+        assert lengths[0] > num_before and lengths[-1] - num_before <= len(states)
     hashes = np.empty(len(lengths), np.int64)
     for i, length in enumerate(lengths):
         value = states[length - num_before - 1] + np.uint64(length) * _MULTIPLIER

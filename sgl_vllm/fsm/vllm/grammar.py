@@ -60,7 +60,10 @@ class SglGrammar(StructuredOutputGrammar):
         self._automaton = automaton
         self._allowance = MAX_ALLOWANCE
         self.stops = frozenset(stops)
-        self._stop_bits = [(t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self.stops)]
+        size = resources.vocabulary.size
+        self._stop_bits = [
+            (t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self.stops) if 0 <= t < size
+        ]
         self._path: list[State] = [automaton.start]
         self._is_terminated = False
         self._has_failed = False

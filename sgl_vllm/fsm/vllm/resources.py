@@ -63,6 +63,7 @@ class TokenizerResources:
         """One request's words of vLLM's bitmask, which is one tensor for the engine's lifetime."""
         if self._viewed is not bitmask:
             self._view = bitmask.numpy().view(np.uint32)
+            assert self._view.shape[1] >= self.vocabulary.num_words, "loops write so many words"
             self._viewed = bitmask
         words: Words = self._view[index]
         return words

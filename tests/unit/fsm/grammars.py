@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sgl_vllm.fsm.expressions import Expression, Literals
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
 
@@ -77,4 +77,31 @@ GRAMMARS |= {
     "regex": lambda: full_match(r"(?:[a-z]+ )*\d{1,3}(?:\.\d+)?").expression,
     "regex of any character": lambda: full_match(r"[^é]{0,20}é.*").expression,
     "choices": _choices,
+}
+
+
+# -- automata next to each other, each of which may end anywhere, as in structural tags
+
+_WIDE = {
+    "twice": ["[^x]+", "[^x]*"],
+    "three times": ["[^x]+", "[^b]*", ".+"],
+    "eight times": ["[^x]+"] * 8,
+    "each may be missing": [f"[^{letter}]*" for letter in "abcdefgh"],
+}
+
+
+def _in_a_row(patterns: list[str]) -> Expression:
+    return Seq(*[full_match(pattern).expression for pattern in patterns])
+
+
+def _again_and_again(pattern: str) -> Expression:
+    part = full_match(pattern).expression
+    more: Expression = Lazy(lambda: Alt((EMPTY, Seq(part, more))))
+    return more
+
+
+GRAMMARS |= {f"wide, {name}": partial(_in_a_row, patterns) for name, patterns in _WIDE.items()}
+GRAMMARS |= {
+    "wide, again and again": partial(_again_and_again, "[^x]+"),
+    "wide, some again and again": partial(_again_and_again, "[^x]{1,3}|xx.?"),
 }

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import sgl_vllm
 from sgl_vllm.fsm import masks as masks_module
 from sgl_vllm.fsm import terminal_walks
-from sgl_vllm.fsm import vocabulary as vocabulary_module
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.schema import compile_schema
@@ -110,19 +109,30 @@ def test_masks_all_along_a_text(everything, name):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_are_the_same_when_nothing_is_remembered(everything, name, monkeypatch):
-    monkeypatch.setattr(terminal_walks, "_MAX_ROOT_WALKS", 1)
-    monkeypatch.setattr(terminal_walks, "_MAX_ROOT_BYTES", 100)
-    monkeypatch.setattr(terminal_walks, "_MAX_ENTERED", 1)
-    monkeypatch.setattr(terminal_walks, "_MAX_CLOSING", 1)
-    monkeypatch.setattr(terminal_walks, "_MAX_COUNTED", 1)
+    monkeypatch.setattr(terminal_walks, "_MAX_BYTES", 1)
     monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 8)
-    monkeypatch.setattr(vocabulary_module, "_MAX_CACHED_NODES", 20)
     vocabulary = Vocabulary(everything.token_bytes, everything.size)
     masks = Bitmasks(vocabulary)
     for seed in (1, 2):
         states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
         check(masks, vocabulary, states)
-    assert len(masks._walks._from_root) <= 2
+        masks._walks.forget_if_full()
+        assert not masks._walks._from_root and len(vocabulary._sets) == 1
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_is_remembered_is_counted(everything, name, monkeypatch):
+    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 8)
+    vocabulary = Vocabulary(everything.token_bytes, everything.size)
+    masks = Bitmasks(vocabulary)
+    for state in random_walk(Automaton(GRAMMARS[name]()).start, random.Random(3), 60, end=0.1):
+        masks.of(state)
+    arrays = {id(one.nodes): one.nodes for one in vocabulary._sets.values()}
+    walked = [*masks._walks._from_root.values()]
+    walked += [w for one in vocabulary._sets.values() for w in one.entered.values()]
+    for one in walked:
+        arrays |= {id(words): words for words in getattr(one, "shared", ())}
+    assert sum(array.nbytes for array in arrays.values()) <= vocabulary.num_cached_bytes
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 16, 10.0])
@@ -174,11 +184,32 @@ def test_a_mask_is_made_once_per_state(everything):
     assert masks.of(state) is masks.of(state)
 
 
-def test_tokens_longer_than_the_deepest_walk_are_not_offered_inside_strings():
-    token_bytes = [b"a", b"a" * 1022, b"a" * 3000]
-    vocabulary = Vocabulary(token_bytes, 3)
+def test_tokens_of_any_length_are_offered_inside_strings():
+    vocabulary = Vocabulary([b"a", b"a" * 1022, b"a" * 40_000, b'a"', b'a"a'], 5)
     state = after(Automaton(compile_schema({"type": "string"})).start, '"')
-    assert legal_by_mask(Bitmasks(vocabulary), vocabulary, state) == {0, 1}
+    assert legal_by_mask(Bitmasks(vocabulary), vocabulary, state) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("wide, again and again", 2), ("wide, eight times", 9), ("wide, twice", 2)]
+)
+def test_a_wide_part_is_walked_once_from_each_node(name, most, monkeypatch):
+    """However many ways lead to a node, and however long tokens are."""
+    walked_from = []
+    walk = terminal_walks.walk
+
+    def noted(trie_set, *args):
+        walked_from.append(trie_set)
+        return walk(trie_set, *args)
+
+    monkeypatch.setattr(terminal_walks, "walk", noted)
+    pieces = [
+        b"%s%s" % (b" " * n, letter) for n in range(40) for letter in (b"a", b"b", b"\xc3\xa9")
+    ]
+    vocabulary = Vocabulary(pieces, len(pieces))
+    Bitmasks(vocabulary).of(Automaton(GRAMMARS[name]()).start)
+    assert 1 < len(walked_from) <= most
+    assert all(len(np.unique(one.nodes)) == len(one.nodes) for one in walked_from)
 
 
 @pytest.fixture(scope="module")

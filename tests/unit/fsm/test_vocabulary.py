@@ -87,6 +87,34 @@ def test_a_walk_finds_the_tokens_that_stay_inside_and_where_longer_ones_leave(
     )
 
 
+@settings(max_examples=200, deadline=None)
+@given(pieces, st.sampled_from(["a*b", "(?:ab|b)+", ".*", "[^a]{1,2}", "a{0,3}b?"]), st.data())
+def test_a_walk_from_any_nodes_finds_what_walks_from_each_of_them_find(token_bytes, pattern, data):
+    """Also where some of the nodes are below others."""
+    v = Vocabulary(token_bytes, len(token_bytes) + 40)
+    names = sorted(dict_trie(token_bytes))  # node i spells names[i]
+    chosen = data.draw(st.sets(st.sampled_from(range(len(names))), min_size=1))
+    dfa = full_match(pattern)
+    words, ids, leaving = walk(
+        v.trie_set(np.array(sorted(chosen), np.int32)),
+        *(dfa.by_class, dfa.classes, dfa.accepting, dfa.start, 10**6),
+    )
+    reached: dict[int, set[int]] = {}
+    for node, name in enumerate(names):
+        for above in (names[i] for i in chosen):
+            if name.startswith(above) and name != above:
+                reached.setdefault(node, set()).add(state_after(dfa, name[len(above) :]))
+    legal = {names[node] for node, states in reached.items() if states - {-1}}
+    assert words is None
+    assert sorted(ids) == [i for i, piece in enumerate(token_bytes) if piece in legal]
+    assert leaving.tolist() == [
+        node
+        for node, states in sorted(reached.items())
+        if any(dfa.accepting[state] for state in states - {-1})
+        and any(other.startswith(names[node]) and other != names[node] for other in names)
+    ]
+
+
 def state_after(dfa, data: bytes) -> int:
     state = dfa.start
     for byte in data:
@@ -102,16 +130,34 @@ def test_a_bitmask_has_the_bits_of_its_tokens():
     assert words.tolist() == [1 | 1 << 31, 1, 0, 8, 0]
 
 
-def test_equal_nodes_are_one_set_until_too_many_are_known(monkeypatch):
-    monkeypatch.setattr(vocabulary_module, "_MAX_CACHED_NODES", 10)
+@settings(max_examples=100, deadline=None)
+@given(pieces, st.data())
+def test_a_set_counts_each_node_below_it_once(token_bytes, data):
+    v = Vocabulary(token_bytes, len(token_bytes))
+    names = sorted(dict_trie(token_bytes))
+    chosen = data.draw(st.sets(st.sampled_from(names), min_size=1))
+    found = v.trie_set(np.array([names.index(name) for name in sorted(chosen)], np.int32))
+    below = [any(n.startswith(one) and n != one for one in chosen) for n in names]
+    assert found.num_below == sum(below)
+    assert found.is_nested == any(below[names.index(one)] for one in chosen)
+
+
+def test_equal_nodes_are_one_set_until_all_are_forgotten():
     v = Vocabulary([bytes([b]) for b in range(97, 123)], 26)
     before = v.root
     first = v.root.step(ord("a"))
-    assert v.root.step(ord("a")) is first
-    for byte in range(97, 123):
-        v.root.step(byte)
-    assert v._num_cached_nodes <= 12
-    assert v.root is not before and sorted(v.root.ids) == sorted(before.ids)
+    assert v.root.step(ord("a")) is first and v.trie_set(first.nodes.copy()) is first
+    assert v.num_cached_bytes > 0
+    v.clear()
+    assert v.root is not before and v.root.step(ord("a")) is not first
+    assert sorted(v.root.ids) == sorted(before.ids)
+
+
+def test_sets_of_equal_hashes_are_told_apart(monkeypatch):
+    monkeypatch.setattr(vocabulary_module, "hash", lambda data: 1, raising=False)
+    v = Vocabulary([b"a", b"b"], 2)
+    a, b = v.root.step(ord("a")), v.root.step(ord("b"))
+    assert a.nodes.tolist() != b.nodes.tolist() and v.trie_set(b.nodes) is b
 
 
 def test_vocabularies_that_do_not_fit_are_refused():

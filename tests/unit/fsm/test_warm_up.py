@@ -30,8 +30,8 @@ for make in GRAMMARS.values():
 
 for loop in COMPILED:
     name = loop.py_func.__qualname__
-    # A loop with a private name is part of others, which numba's cache holds as a whole.
-    if loop.py_func.__module__.startswith("sgl_vllm.fsm.") and not name.startswith("_"):
+    # A loop that only others call is part of these, which numba's cache holds as a whole.
+    if loop.py_func.__module__.startswith("sgl_vllm.fsm.") and loop.signatures:
         print(name, len(before[name]), *(set(loop.signatures) - before[name]))
 """
 
