@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures screenshots site format release clean distclean
+.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray versions check reference options counters coverage layouts map pictures screenshots site format release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,12 +28,19 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 
 # Files of many short tests last: a process gets its next file when two tests are left of its own, so
 # a file may wait for the one long test of another while the other process has nothing left to do.
-test-slow: install  ## slow tests: workloads, examples, demo, data parallelism
+test-slow: boundscheck  ## slow tests: workloads, examples, demo, data parallelism
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow $(PARALLEL) --durations 30 \
 		$(addprefix tests/,server unit browser engine)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
 	@$(IN_ROOT) exec "$(BIN)/python" -m tests.platforms $(PARALLEL)
+
+# numba caches loops with checks and without them under the same name.
+boundscheck: export NUMBA_BOUNDSCHECK = 1
+boundscheck: export NUMBA_CACHE_DIR = $(ROOT)/.boundscheck
+boundscheck: install  ## structured output, with a check of every access to an array (minutes)
+	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 tests/unit/fsm
+	@$(IN_ROOT) exec "$(BIN)/python" -m tests.unit.fsm.format_fuzz
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
@@ -99,7 +106,7 @@ release: install  ## build, check and test a release in dist/, and print how to 
 	@$(IN_ROOT) exec "$(BIN)/python" -m tools.release
 
 clean:  ## remove caches and build leftovers
-	@cd "$(ROOT)" && rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@cd "$(ROOT)" && rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .boundscheck
 	@find "$(ROOT)" -name __pycache__ -not -path '*/.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## and .venv

@@ -1,7 +1,14 @@
-"""The circuit breaker: a part that fails is switched off, and the engine goes on without it.
+"""What an unexpected error costs: one request, or one part, and never the engine.
 
-Owns when a part counts as failed, and that its failure is logged once, in one wording. Does not own
-what happens without the part: that is the caller's, in `on_trip`. Imports neither vLLM nor torch.
+Owns the two ways of containing errors, and how they are logged. Does not own what happens instead:
+that is the caller's. Imports neither vLLM nor torch.
+
+    error in                                          then
+    a step with a fallback for this request alone     `Guard`: the fallback; every part stays on
+    what all requests share, which may be damaged     `CircuitBreaker`: the part is switched off
+
+A client that can cause one error can cause a thousand. So an error that depends on a request must
+be contained by a `Guard`: it must not cost other clients a part.
 """
 
 from __future__ import annotations
@@ -16,47 +23,28 @@ Result = TypeVar("Result")
 _REPORT = "Please report this with the traceback below"
 
 
-class CircuitBreaker:
-    """Runs the steps of one part and trips after `max_errors` unexpected errors.
+class Guard:
+    """Contains the errors of one kind of step. Nothing is ever switched off.
 
-    Invariant: once tripped it stays tripped, runs no step, and logs nothing more. A step that fails
-    never raises into the engine. Costs one attribute check and one call per step.
+    All errors are counted. The first, the second, the fourth, the eighth, ... is logged with its
+    traceback, so that errors which a client repeats do not fill the log.
 
     Args:
-        part: what fails, for the log, such as "the radix tree".
-        fallback: what happens from then on, such as "vLLM's own prefix cache is used instead".
+        what: what fails, for the log, such as "the order of the queue".
+        instead: what happens instead, such as "requests are served in order of arrival".
         logger: where errors go.
-        max_errors: how many errors trip it. All are logged, with their tracebacks.
-        on_trip: called once, when it trips.
     """
 
-    def __init__(
-        self,
-        part: str,
-        fallback: str,
-        logger: logging.Logger,
-        *,
-        max_errors: int = 1,
-        on_trip: Callable[[], None] | None = None,
-    ) -> None:
-        self.part = part
-        self.fallback = fallback
+    def __init__(self, what: str, instead: str, logger: logging.Logger) -> None:
         self.num_errors = 0
+        self._what = what
+        self._instead = instead
         self._logger = logger
-        self._max_errors = max_errors
-        self._on_trip = on_trip
-
-    @property
-    def tripped(self) -> bool:
-        """Whether the part is off because of errors."""
-        return self.num_errors >= self._max_errors
 
     def run(
         self, step: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
     ) -> Result | None:
-        """The step's result. None if it fails, or if the breaker has tripped."""
-        if self.tripped:
-            return None
+        """The step's result; None if it fails."""
         try:
             return step(*args, **kwargs)
         except Exception:
@@ -67,21 +55,47 @@ class CircuitBreaker:
         """Count the exception being handled; call it from an `except` block.
 
         Args:
-            scope: what of the part failed, if less than all of it, such as "request 7".
+            scope: where it failed, such as "request 7".
         """
+        self.num_errors += 1
+        if self.num_errors & (self.num_errors - 1):
+            return
+        failed = f"{self._what} failed for {scope}" if scope else f"{self._what} failed"
+        times = f" (error {self.num_errors:,} of this kind)" if self.num_errors > 1 else ""
+        self._logger.exception("sgl-vllm: %s: %s%s. %s", failed, self._instead, times, _REPORT)
+
+
+class CircuitBreaker:
+    """Switches a part off at its first error, because what it shares between requests may be
+    damaged. It must not be reachable by what a client sends: see `Guard`.
+
+    Invariant: once tripped it stays tripped, and logs nothing more.
+
+    Args:
+        part: what fails, for the log, such as "the radix tree".
+        fallback: what happens from then on, such as "vLLM's own prefix cache is used instead".
+        logger: where the error goes.
+        on_trip: called once, when it trips.
+    """
+
+    def __init__(
+        self, part: str, fallback: str, logger: logging.Logger, on_trip: Callable[[], None]
+    ) -> None:
+        self.tripped = False
+        self._part = part
+        self._fallback = fallback
+        self._logger = logger
+        self._on_trip = on_trip
+
+    def trip(self) -> None:
+        """Switch the part off; call it from an `except` block."""
         if self.tripped:
             return
-        self.num_errors += 1
-        failed = f"{self.part} failed for {scope}" if scope else f"{self.part} failed"
-        if not self.tripped:
-            self._logger.exception("sgl-vllm: %s. %s", failed, _REPORT)
-            return
-        times = f" {self.num_errors} times" if self._max_errors > 1 else ""
+        self.tripped = True
         self._logger.exception(
-            "sgl-vllm: %s%s and is switched off: %s. %s", failed, times, self.fallback, _REPORT
+            "sgl-vllm: %s failed and is switched off: %s. %s", self._part, self._fallback, _REPORT
         )
-        if self._on_trip is not None:
-            try:
-                self._on_trip()
-            except Exception:
-                self._logger.exception("sgl-vllm: %s failed to switch off. %s", self.part, _REPORT)
+        try:
+            self._on_trip()
+        except Exception:
+            self._logger.exception("sgl-vllm: %s failed to switch off. %s", self._part, _REPORT)

@@ -85,6 +85,12 @@ class AutomatonCache:
             self._fixed_bytes += fixed - replaced
             self._is_used()
 
+    def remove(self, key: Hashable) -> None:
+        """Forget an automaton, whether it is known or not."""
+        with self._lock:
+            _, fixed = self._automata.pop(key, (None, 0))
+            self._fixed_bytes -= fixed
+
     def clear(self) -> None:
         with self._lock:
             self._automata.clear()

@@ -242,8 +242,11 @@ class _Compiler:
         """
         if ends is None:
             raise UnsupportedTagError("free text with something else after it")
-        excluded = _shortest({*_words(form.get("excludes", [])), *self._tag_ends} - {b""})
-        followed = {**following}
+        banned = _words(form.get("excludes", []))
+        excluded = _shortest({*banned, *self._tag_ends} - {b""})
+        followed = {word: then for word, then in following.items() if word not in banned}
+        if any(word in one for word in followed for one in banned):
+            raise UnsupportedTagError("a trigger in an excluded word")
         for end in filter(None, ends):
             # An end that begins with an excluded word begins where that word is read first.
             word = next(filter(end.startswith, excluded), end)

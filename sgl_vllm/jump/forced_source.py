@@ -1,8 +1,7 @@
 """Forced tokens from live grammars, with errors contained.
 
-Owns what an unexpected error costs: one request decodes token by token, and after `MAX_ERRORS` of
-them all requests do. Does not own which tokens are forced (`fsm/vllm/forced_tokens.py`,
-`unique.py`).
+Owns what an unexpected error costs: its request decodes token by token. Does not own which tokens
+are forced (`fsm/vllm/forced_tokens.py`, `unique.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
@@ -31,9 +30,6 @@ logger = init_logger("vllm.sgl_vllm.jump")
 WORTH_A_HELD_PASS = least_run(0, has_step_in_flight=True)
 """With at least this many forced tokens, or the end of the text, after a token, it pays that the
 next pass waits for it."""
-
-MAX_ERRORS = 8
-"""This many unexpected errors switch jump-forward off."""
 
 
 class _Taker(Protocol):
@@ -65,23 +61,14 @@ class ForcedSource:
         self._manager = manager
         self._is_canonical = mode == "canonical"
         self._taker: _Taker = ForcedTokens(manager) if self._is_canonical else UniqueTokens(manager)
-        self._breaker = CircuitBreaker(
-            "jump-forward",
-            "all requests decode token by token",
-            logger,
-            max_errors=MAX_ERRORS,
-        )
+        self._guard = Guard("jump-forward", "no other request is affected", logger)
         self._excluded: WeakSet[Request] = WeakSet()
         """Requests with an error, which decode token by token."""
-
-    @property
-    def failed(self) -> bool:
-        return self._breaker.tripped
 
     def take(self, request: Request) -> list[int]:
         """The tokens forced after the last token of `request`; its grammar has accepted them. None
         if the request's sampling parameters refuse one of them."""
-        if self._breaker.tripped or request in self._excluded:
+        if request in self._excluded:
             return []
         try:
             forecast = self._forecast_of_last_token(request) if self._learns else None
@@ -112,7 +99,7 @@ class ForcedSource:
         Costs at most one question to the grammar for each token but the last.
         """
         grammar = live_grammar(self._manager, request)
-        if grammar is None or self._breaker.tripped or request in self._excluded:
+        if grammar is None or request in self._excluded:
             return len(tokens)
         all_token_ids = request._all_token_ids
         num_before, num_accepted = len(all_token_ids), 0
@@ -142,7 +129,7 @@ class ForcedSource:
 
     def likelihood(self, request: Request) -> float:
         """How likely forced tokens are after the next one of `request`, from 0 to 1."""
-        if self._breaker.tripped or request in self._excluded:
+        if request in self._excluded:
             return 0.0
         try:
             grammar = live_grammar(self._manager, request)
@@ -188,7 +175,7 @@ class ForcedSource:
             consequence: what happens to the request, for the log.
         """
         self._counters.errors += 1
-        self._breaker.record(f"request {request.request_id}, which {consequence}")
+        self._guard.record(f"request {request.request_id}, which {consequence}")
 
     def _exclude(self, request: Request) -> None:
         """Called from an `except` block."""

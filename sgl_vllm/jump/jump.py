@@ -87,7 +87,7 @@ class JumpForward:
     After every step, the output of a request whose grammar forces tokens ends with all of them, and
     the request waits for the forward pass that computes them, unless drafts compete with the jump.
     After an unexpected error its request decodes token by token, or ends with an error if tokens
-    were already taken. After `MAX_ERRORS` of them, all requests decode token by token.
+    were already taken.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
@@ -128,11 +128,6 @@ class JumpForward:
         self._drafts_decide = mode == "exact" and has_drafts and not self._may_hold
         self._num_forced: dict[Request, int] = {}
         """Of requests whose drafts decide whether they jump: how many tokens are forced next."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether errors have switched jumping off."""
-        return self._source.failed
 
     @property
     def num_errors(self) -> int:

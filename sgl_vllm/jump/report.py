@@ -22,6 +22,7 @@ from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
+from sgl_vllm.degrade import Guard
 from sgl_vllm.jump.records import follow
 from sgl_vllm.protocol.request_keys import REPORT
 
@@ -86,6 +87,7 @@ class ForcedReports:
         self._token_bytes = token_bytes
         self._explain = explain
         self._records: dict[str, Record] = {}
+        self._guard = Guard("the forced report", "the answer has none", logger)
 
     def expect(self, request: Request) -> None:
         """Begin a record if a new request asks for one."""
@@ -121,5 +123,5 @@ class ForcedReports:
                 report["cache"] = self._explain(record.request.request_id)
             return {REPORT: report}
         except Exception:
-            logger.exception("sgl-vllm: no forced report for request %s", record.request.request_id)
+            self._guard.record(f"request {record.request.request_id}")
             return None

@@ -11,12 +11,14 @@ says (`protocol/hints.py`).
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar  # Any: arguments that pass through
 
 from vllm.v1.request import RequestStatus
 
+from sgl_vllm.degrade import Guard
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hint, Hints
 from sgl_vllm.protocol.request_ids import is_of_client
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 
     from sgl_vllm.radix.pool import RadixBlockPool
 
+logger = logging.getLogger("vllm.sgl_vllm.radix")
+
+Result = TypeVar("Result")
+
 
 class Standing(NamedTuple):
     """Where a request stands in its program.
@@ -62,7 +68,7 @@ class Contexts:
     """The contexts of one cache.
 
     Args:
-        pool: the blocks, and the tree over them. An error in a call below switches its tree off.
+        pool: the blocks, and the tree over them. While that is off, no contexts are known.
         continuations: remembers the contexts, and learns which will be continued. None if nothing
             says which requests arrive.
     """
@@ -71,6 +77,7 @@ class Contexts:
         self._pool = pool
         self._continuations = continuations
         self._graphs = StepGraphs()
+        self._guard = Guard("what is known of programs", "a request counts as alone", logger)
 
     def clear(self) -> None:
         """Forget all contexts, pauses and graphs. The cache must be empty."""
@@ -82,7 +89,7 @@ class Contexts:
         """`request` has arrived with these hints. It may continue a context."""
         if self._continuations is None and hints is NO_HINTS:
             return UNKNOWN
-        return self._pool.guarded(self._arrived, request, hints) or UNKNOWN
+        return self._guarded(self._arrived, request, hints) or UNKNOWN
 
     def _arrived(self, request: Request, hints: Hints) -> Standing:
         record = self._pool.records.of(request)
@@ -110,6 +117,9 @@ class Contexts:
         context."""
         if record.hints.is_ahead or (self._continuations is None and record.hints is NO_HINTS):
             return
+        self._guarded(self._left, request, record)
+
+    def _left(self, request: Request, record: RequestRecord) -> None:
         has_answer = request.is_finished() and request.num_output_tokens > 0
         if record.step is not None and has_answer:
             record.step.ended(record.num_computed)
@@ -141,7 +151,7 @@ class Contexts:
         """The answer to the requests that their client knows by this id calls `tool`. Without
         effect if it has been continued already, or is forgotten."""
         if self._continuations is not None:
-            self._pool.guarded(
+            self._guarded(
                 self._continuations.called_tool,
                 lambda name: is_of_client(name, request_id),
                 tool[:MAX_HINT_LENGTH],
@@ -152,7 +162,7 @@ class Contexts:
         0.4 ms for 1,000 requests and all that is remembered."""
         if self._continuations is None:
             return None
-        return self._pool.guarded(self._programs, self._continuations, time.monotonic())
+        return self._guarded(self._programs, self._continuations, time.monotonic())
 
     def _programs(self, continuations: Continuations, now_s: float) -> ProgramGauges:
         return count_programs(
@@ -191,13 +201,17 @@ class Contexts:
 
     def num_expected_blocks(self) -> int:
         """Evictable blocks of contexts that will be continued soon."""
-        return self._pool.guarded(self._num_expected_blocks) or 0
+        return self._guarded(self._num_expected_blocks) or 0
 
     def _num_expected_blocks(self) -> int:
         tree = self._pool.tree
         if self._continuations is None or tree is None:
             return 0
         return self._continuations.num_expected_blocks(tree.blocks, time.monotonic())
+
+    def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
+        """The result of `step`; None if it fails, or while the tree is off."""
+        return None if self._pool.tree is None else self._guard.run(step, *args)
 
 
 def is_salted(namespace: Namespace) -> bool:

@@ -32,7 +32,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
 from sgl_vllm.radix.components.state_order import Kind
@@ -75,7 +75,7 @@ class RadixKVCacheManager(KVCacheManager):
     """None for a model without recurrent layers."""
     misses: Misses
     contexts: Contexts
-    _explaining: CircuitBreaker
+    _explaining: Guard
     """Errors in `misses`."""
     _ttl_s: float
     _copies: HitCopies
@@ -140,8 +140,8 @@ class RadixKVCacheManager(KVCacheManager):
         manager.drafting = drafting
         manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
-        manager._explaining = CircuitBreaker(
-            "the explanation of cache misses", "later explanations may be wrong", logger
+        manager._explaining = Guard(
+            "the explanation of a cache miss", "its counters may be wrong", logger
         )
         manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s

@@ -474,10 +474,10 @@ class RadixBlockPool(BlockPool):
         """The result of `step`; None if it fails, or if the tree is off."""
         if self.tree is None:
             return None
-        try:  # as `CircuitBreaker.run`, without the cost of its call
+        try:
             return step(*args)
         except Exception:
-            self._breaker.record()
+            self._breaker.trip()
             return None
 
     @property

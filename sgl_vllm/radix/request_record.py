@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sgl_vllm.degrade import Guard
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.radix.keys import TokenKeys, namespace_of
@@ -96,6 +97,9 @@ class RequestRecords:
     def __init__(self) -> None:
         self._keys = TokenKeys()
         self._records: dict[str, RequestRecord] = {}
+        self._guard = Guard(
+            "reading a prompt", "the request is served without the prefix cache", logger
+        )
 
     def of(self, request: Request) -> RequestRecord | None:
         """The record of `request`, with all its tokens; None if it stays out of the tree."""
@@ -120,11 +124,7 @@ class RequestRecords:
             tokens = self._keys.pack(request) if namespace is not None else b""
             return RequestRecord(request, namespace, tokens)
         except Exception:
-            logger.exception(
-                "sgl-vllm: the radix tree cannot compare the prompt of request %s, which is served "
-                "without the prefix cache. Please report this with the traceback below",
-                request.request_id,
-            )
+            self._guard.record(f"request {request.request_id}")
             return RequestRecord(request, None, b"")
 
     def all(self) -> Iterable[RequestRecord]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any  # Any: requests, as mappings or as Ray's objects
 
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.routing.costs import Load, Route, Worker
 from sgl_vllm.routing.prompts import RequestSummary, read_request
 from sgl_vllm.routing.router import PrefixRouter
@@ -35,9 +35,7 @@ class RequestPlacer:
         self._routes: dict[str, Route] = {}
         self._has_warned = False
         self._has_refused_marks = False
-        self._breaker = CircuitBreaker(
-            "routing by prefix", "requests are placed by load alone", logger
-        )
+        self._guard = Guard("routing by prefix", "a request is placed by load alone", logger)
 
     def place(
         self,
@@ -72,7 +70,7 @@ class RequestPlacer:
             return None
         if summary is None:
             return None
-        route = self._breaker.run(self._choose, summary, open_workers, num_running)
+        route = self._guard.run(self._choose, summary, open_workers, num_running)
         if route is None:
             return None
         if route.worker not in open_workers:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.routing.costs import Load, Route, Worker
@@ -55,11 +55,8 @@ class RankRouter:
         self._routes: dict[str, Route] = {}
         self._in_prefill: dict[str, Route] = {}
         self._followers = KvEventFollowers(self._router.apply_events, self._not_followed)
-        self._breaker = CircuitBreaker(
-            "the prefix-aware choice of a data-parallel rank",
-            "vLLM chooses ranks by load",
-            logger,
-            on_trip=self._stop,
+        self._guard = Guard(
+            "the prefix-aware choice of a data-parallel rank", "vLLM chooses it by load", logger
         )
         self._figures: Sequence[Sequence[float]] | None = None  # last seen, of the coordinator
         self._others: list[int] = []
@@ -73,9 +70,9 @@ class RankRouter:
 
     def choose(self, request: EngineCoreRequest) -> int | None:
         """The rank for a new request. None if vLLM has to choose."""
-        if self._breaker.tripped or not _is_ours_to_place(request, self._client):
+        if not _is_ours_to_place(request, self._client):
             return None
-        return self._breaker.run(self._choose, request)
+        return self._guard.run(self._choose, request)
 
     def observe(self, outputs: EngineCoreOutputs) -> None:
         """The outputs of one engine's step: which prompts are computed, which requests ended."""
@@ -145,11 +142,6 @@ class RankRouter:
             rank: Load(load.num_queued_tokens, load.num_running + others)
             for rank, (load, others) in enumerate(zip(own, self._others, strict=False))
         }
-
-    def _stop(self) -> None:
-        self._routes.clear()
-        self._in_prefill.clear()
-        self._followers.keep(())
 
 
 def _is_ours_to_place(request: EngineCoreRequest, client: DPLBAsyncMPClient) -> bool:

@@ -54,19 +54,12 @@ logger = logging.getLogger("vllm.sgl_vllm")
 PARTS: tuple[Part, ...] = (radix.PART, queue.PART, fsm.PART, jump.PART, select.PART)
 """In the order in which they are asked: a part may depend on those before it."""
 
-FAILED = "switched off by errors: see the log"
-"""The state of a part whose circuit breaker has tripped."""
+FAILED = "switched off by an error: see the log"
+"""The state of the tree after an error (`degrade.py`)."""
 
 
-class CanFail(Protocol):
-    """A part that switches itself off after errors."""
-
-    @property
-    def failed(self) -> bool: ...
-
-
-class CountsErrors(CanFail, Protocol):
-    """A part that can have some errors before it switches itself off."""
+class CountsErrors(Protocol):
+    """A part that contains its errors."""
 
     @property
     def num_errors(self) -> int: ...
@@ -109,8 +102,8 @@ class Parts:
 
     def why_off(self, name: str) -> str | None:
         """Why a part is off; None if it is on."""
-        part = self.radix if name == radix.PART.name else self._counting_errors().get(name)
-        return self.off.get(name) or (FAILED if part is not None and part.failed else None)
+        has_failed = name == radix.PART.name and self.radix is not None and self.radix.failed
+        return self.off.get(name) or (FAILED if has_failed else None)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Leave the work of a part that the self-check compares to vLLM from now on. To be called

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.part import EngineView
 from sgl_vllm.radix.manager import RadixKVCacheManager
 
@@ -52,12 +52,12 @@ class CheapestVictim:
         self._radix = radix
         self.num_chosen = 0
         """Times another request than vLLM's was chosen."""
-        self._breaker = CircuitBreaker(
+        self._guard = Guard(
             "the choice of the request to preempt", "vLLM preempts the newest request", logger
         )
 
     def step_starts(self) -> None:
-        self._breaker.run(self._choose)
+        self._guard.run(self._choose)
 
     def _choose(self) -> None:
         running = self._scheduler.running

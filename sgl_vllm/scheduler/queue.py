@@ -23,7 +23,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from sgl_vllm.counters import counter
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
 from sgl_vllm.protocol.hints import Hints, read_hints
 from sgl_vllm.radix.contexts import UNKNOWN
@@ -82,8 +82,8 @@ class CacheAwareQueue(RequestQueue):
     In the middle of a step `bool(queue)` is False while all its requests are held back, because
     vLLM can admit none of them; only `Scheduler.schedule` asks for it. Requests that are held back
     are among vLLM's deferred requests until the step ends, so that vLLM does not take them for a
-    lack of capacity. After an error in deciding the order, the queue serves in order of arrival.
-    Errors in the table of requests itself are not caught.
+    lack of capacity. In a step in which deciding the order fails, the queue serves in order of
+    arrival. Errors in the table of requests itself are not caught.
 
     The order is decided once per step, when it is first needed: normally when vLLM begins to admit,
     or before that, if a running request's allocation evicts blocks (`wanted`). A request preempted
@@ -123,20 +123,17 @@ class CacheAwareQueue(RequestQueue):
         self._place = 0  # requests of the order before it have been looked at
         self._next: Request | None = None  # neither popped nor held back
         self._wanted: set[Node] | None = None
-        self._breaker = CircuitBreaker(
-            "the order of the queue", "requests are served in order of arrival", logger
+        self._guard = Guard(
+            "the order of the queue",
+            "requests are served in order of arrival in this step",
+            logger,
         )
         self.counters = OrderCounters()
 
     @property
-    def failed(self) -> bool:
-        """Whether an error has switched the order off."""
-        return self._breaker.tripped
-
-    @property
     def num_errors(self) -> int:
         """Unexpected errors so far. Each is in the log."""
-        return self._breaker.num_errors
+        return self._guard.num_errors
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -160,7 +157,7 @@ class CacheAwareQueue(RequestQueue):
         if admitted:
             if self._fairness is not None:
                 # No order has been decided if these requests were alone.
-                self._breaker.run(self._fairness.refill_if_due, self._waiting.tenants)
+                self._guard.run(self._fairness.refill_if_due, self._waiting.tenants)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
@@ -178,13 +175,13 @@ class CacheAwareQueue(RequestQueue):
         """Charge the tokens that a step computes of each request to its tenant. `step_ends` has
         charged those in the step's `num_scheduled_tokens`."""
         if self._fairness is not None:
-            self._breaker.run(self._charge, self._fairness, computed)
+            self._guard.run(self._charge, self._fairness, computed)
 
     def _settle(self, num_cached: Sequence[int]) -> int:
         try:
             return self._waiting.settle(num_cached)
         except Exception:  # the popped requests are released all the same
-            self._breaker.record()
+            self._guard.record()
             return 0
 
     def _charge(self, fairness: DeficitCounters, computed: Iterable[tuple[Request, int]]) -> None:
@@ -196,7 +193,7 @@ class CacheAwareQueue(RequestQueue):
         if self._is_in_order:
             return
         self._is_in_order = True
-        order = self._breaker.run(self._policy_order)
+        order = self._guard.run(self._policy_order)
         self._order = self._waiting.by_arrival() if order is None else order
 
     def _policy_order(self) -> list[Request]:
@@ -245,12 +242,12 @@ class CacheAwareQueue(RequestQueue):
         return self._next
 
     def _is_held_back(self, request: Request) -> bool:
-        if self._hold is not None and self._breaker.run(self._hold.waits_for_contexts, request):
+        if self._hold is not None and self._guard.run(self._hold.waits_for_contexts, request):
             if request not in self._held_for_contexts:
                 self._held_for_contexts.add(request)
                 self.counters.held_for_contexts += 1
             return True
-        if self.sharing is not None and self._breaker.run(self.sharing.waits_for_leader, request):
+        if self.sharing is not None and self._guard.run(self.sharing.waits_for_leader, request):
             self.counters.held_back += 1
             return True
         return False
@@ -266,7 +263,7 @@ class CacheAwareQueue(RequestQueue):
         if self._wanted is None:
             self._decide_order()
             if len(self._waiting) == 1:  # a queue of one has no order, so it was not scored
-                self._breaker.run(self._scores.refresh)
+                self._guard.run(self._scores.refresh)
             self._wanted = self._nodes_of_head()
         return self._wanted
 

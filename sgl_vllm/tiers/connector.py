@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar  # Any: arguments that pass through
 from weakref import WeakKeyDictionary
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -25,14 +24,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.tiers.load_rule import LoadRule
 from sgl_vllm.vllm_api.patching import wrap
 
 logger = init_logger("vllm.sgl_vllm.tiers")
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +93,8 @@ class Tiers:
         """By the scheduler output's id: tokens to compute, and when the pass could begin."""
         self._last_pass_ended = 0.0
         self._loads_in_pass = False
-        self._breaker = CircuitBreaker(
-            "the rule for KV loads", "everything that the connector finds is loaded", logger
+        self._guard = Guard(
+            "the rule for KV loads", "all that the connector finds is loaded", logger
         )
 
     # -- the connector's methods --------------------------------------------------------------
@@ -110,7 +107,7 @@ class Tiers:
     ) -> tuple[int | None, bool]:
         answer = self._answers[request] = _Answer()
         has_choice = not (request.kv_transfer_params or request.skip_reading_prefix_cache)
-        if has_choice and self._guarded(self._is_too_short, request, num_computed_tokens):
+        if has_choice and self._guard.run(self._is_too_short, request, num_computed_tokens):
             answer.declined = 0
             return 0, False
         found, answer.is_async = original(request, num_computed_tokens)
@@ -118,7 +115,7 @@ class Tiers:
         if found and first_scored is not None and num_computed_tokens + found >= first_scored:
             # A load cannot be cut short, because connectors rely on what they offered.
             return 0, False
-        if has_choice and found and self._guarded(self._rule.declines, found):
+        if has_choice and found and self._guard.run(self._rule.declines, found):
             answer.declined = found
             return 0, False
         return found, answer.is_async
@@ -143,7 +140,7 @@ class Tiers:
         original(request, blocks, num_external_tokens)
         answer = self._answers.pop(request, None)
         if answer is not None:
-            self._guarded(self._count, request, answer, num_external_tokens)
+            self._guard.run(self._count, request, answer, num_external_tokens)
 
     def _count(self, request: Request, answer: _Answer, num_external: int) -> None:
         counters = self._radix.counters
@@ -172,7 +169,7 @@ class Tiers:
         connector_output: KVConnectorOutput,
     ) -> None:
         original(connector_output)
-        self._guarded(self._measure_loads, connector_output)
+        self._guard.run(self._measure_loads, connector_output)
 
     def _measure_loads(self, output: KVConnectorOutput) -> None:
         now = time.perf_counter()
@@ -203,16 +200,6 @@ class Tiers:
         self._passes.clear()
 
     # -- errors and statistics ----------------------------------------------------------------
-
-    @property
-    def failed(self) -> bool:
-        """Whether an error has switched the rule off."""
-        return self._breaker.tripped
-
-    def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """The result of a step. None if it fails, and from then on: the connector then works as in
-        stock vLLM."""
-        return self._breaker.run(step, *args)
 
     def stats(self) -> TierStats:
         load, compute = self._rule.loads.fit(), self._rule.passes.fit()

@@ -75,6 +75,7 @@ THOUGHT = tag("", {"type": "any_text", "excludes": ["<think>", "</think>"]}, "</
 LINE_END = {"type": "const_string", "value": "\n"}
 END_OF_VALUE = {"type": "const_string", "value": "</v>."}
 REGEX = {"type": "regex", "pattern": r"[0-9]{2,3}|é+"}
+LINE = {"type": "regex", "pattern": r"[^\n]+"}
 GRAMMAR = {"type": "grammar", "grammar": 'root ::= pair ("," pair)*\npair ::= [a-z]+ "=" [0-9]+'}
 
 
@@ -142,6 +143,23 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a call with a pattern": (
         tag("<call>", {"type": "json_schema", "json_schema": TRIP}, "</call>"),
         ['<call>{"day": "07", "people": 12}</call>', '<call>{"day": "7"'],
+    ),
+    "lines, and anything but a line end": (
+        {"type": "sequence", "elements": [LINE, {**LINE, "pattern": r"[^\n]*"}]},
+        ["a é  b", "\n"],
+    ),
+    "lines again and again": ({"type": "star", "content": LINE}, ["", "some text, and more"]),
+    "eight lines": ({"type": "sequence", "elements": [LINE] * 8}, ["eight or more letters", "é"]),
+    "wide parts, each of them optional": (
+        {
+            "type": "sequence",
+            "elements": [{"type": "regex", "pattern": f"[^{letter}]*"} for letter in "aeiou"],
+        },
+        ["some text, and more", "aeiou", "uoiea"],
+    ),
+    "calls whose trigger is banned": (
+        {**TRIGGERED, "excludes": ["<call>"]},
+        [FIRST, "text <call", "text"],
     ),
     "repeated": (
         {
@@ -299,6 +317,7 @@ def test_the_benchmark_of_tool_calls(
 # -- free text, by brute force
 
 ALPHABET = "abc"
+OPTIONS = ("at_least_one", "stop_after_first")
 TEXTS = ["".join(text) for n in range(6) for text in itertools.product(ALPHABET, repeat=n)]
 
 
@@ -306,27 +325,41 @@ def random_format(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     def word() -> str:
         return "".join(rng.choices(ALPHABET, k=rng.choice((1, 1, 2, 2, 3))))
 
+    def words(*counts: int) -> list[str]:
+        return [word() for _ in range(rng.choice(counts))]
+
     def inner() -> dict[str, Any]:
         return random_format(rng, depth + 1)
 
-    text = {"type": "any_text", "excludes": [word() for _ in range(rng.choice((0, 1, 1, 2)))]}
+    text = {"type": "any_text", "excludes": words(0, 1, 1, 2)}
     const = {"type": "const_string", "value": word()}
-    match rng.randrange(3) if depth > 2 else rng.randrange(8):
+    regex = {"type": "regex", "pattern": rng.choice(("[^a]", "[ab]", ".")) + rng.choice("*+")}
+    match rng.randrange(4) if depth > 2 else rng.randrange(12):
         case 0 | 1:
             return text
         case 2:
             return const
-        case 3 | 4:
-            ends = [word() for _ in range(rng.choice((1, 1, 2)))] + [""] * (rng.random() < 0.2)
-            return tag(word(), inner(), ends)
-        case 5 | 6:
+        case 3:
+            return regex
+        case 4 | 5:
+            return tag(word(), inner(), words(1, 1, 2) + [""] * (rng.random() < 0.2))
+        case 6 | 7:
             follower = {
                 **const,
                 "value": rng.choice(text["excludes"] or ["a"]) + rng.choice(["", "b"]),
             }
+            elements = rng.choice(([text, follower], [inner(), const], [regex, inner(), regex]))
+            return {"type": "sequence", "elements": elements}
+        case 8 | 9:
+            triggers = words(1, 1, 2)
             return {
-                "type": "sequence",
-                "elements": rng.choice(([text, follower], [inner(), const])),
+                "type": "triggered_tags",
+                "triggers": triggers,
+                "tags": [
+                    tag(one + rng.choice(["", "a", "b"]), inner(), word()) for one in triggers
+                ],
+                "excludes": words(0, 1, 1, 2) + triggers[: rng.random() < 0.2],
+                **{name: True for name in OPTIONS if rng.random() < 0.3},
             }
         case _:
             return {"type": rng.choice(("star", "optional", "plus")), "content": inner()}

@@ -172,7 +172,7 @@ def test_random_requests_get_stocks_tokens(tiered, start, plugin):
     if plugin:
         assert loaded(found)[0] > 100 and all(loaded(found))
     assert found.partial_block_hits > 5
-    assert not engine.scheduler.parts.tiers.failed
+    assert not engine.scheduler.parts.tiers._guard.num_errors
 
 
 def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:

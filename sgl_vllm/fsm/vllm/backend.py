@@ -22,6 +22,7 @@ import time
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from vllm.config import VllmConfig
@@ -35,7 +36,7 @@ from vllm.v1.structured_output.backend_types import (
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm.counters import counter, timer_count, timer_sum
-from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.degrade import Guard
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
@@ -62,9 +63,6 @@ UNSUPPORTED = (
     UnsupportedTagError,
 )
 """What a format raises that is left to vLLM's backends."""
-
-MAX_ERRORS = 8
-"""After this many unexpected errors, new formats are compiled by vLLM's own backends."""
 
 
 @dataclass
@@ -138,11 +136,8 @@ class SglBackend(StructuredOutputBackend):
         self._use_automata = use_automata
         self._preferred_stock = stock
         self._counters = BackendCounters()
-        self._breaker = CircuitBreaker(
-            "structured output by automata",
-            "new formats are compiled by vLLM's own backends",
-            logger,
-            max_errors=MAX_ERRORS,
+        self._guard = Guard(
+            "structured output by automata", "this format goes to vLLM's own backends", logger
         )
         self._cache = AutomatonCache()
         self._without_automaton = RefusedFormats()
@@ -173,11 +168,11 @@ class SglBackend(StructuredOutputBackend):
             raise ValueError(too_long(FORMATS[request_type].title, len(grammar_spec)))
         # Made here, because that takes long and must not count for the limits.
         resources = self.resources_of(request_type)
-        if self._automata_are_on:
+        if self._use_automata:
             known = self._cache.get((request_type, grammar_spec))
             if known is not None:
                 self._counters.ours_cached += 1
-                return self._grammar(known, resources, stop_token_ids)
+                return self._grammar((request_type, grammar_spec), known, resources, stop_token_ids)
         try:
             return self._compile_once(request_type, grammar_spec, resources, stop_token_ids)
         except Exception:
@@ -207,14 +202,9 @@ class SglBackend(StructuredOutputBackend):
         )
 
     @property
-    def failed(self) -> bool:
-        """Whether errors have switched the automata off."""
-        return self._breaker.tripped
-
-    @property
     def num_errors(self) -> int:
         """Unexpected errors so far. Each is in the log."""
-        return self._breaker.num_errors
+        return self._guard.num_errors
 
     def leave_to_stock(self) -> None:
         """From now on, vLLM's backends compile everything."""
@@ -255,19 +245,27 @@ class SglBackend(StructuredOutputBackend):
 
     def knows(self, request_type: StructuredOutputOptions, spec: str) -> bool:
         """Whether `compile_grammar` would find the format in the cache."""
-        return self._automata_are_on and (request_type, spec) in self._cache
+        return self._use_automata and (request_type, spec) in self._cache
 
     # -- inside -----------------------------------------------------------------------------------
 
-    @property
-    def _automata_are_on(self) -> bool:
-        return self._use_automata and not self._breaker.tripped
-
     def _grammar(
-        self, automaton: Automaton, resources: TokenizerResources, stop_token_ids: set[int] | None
+        self,
+        key: tuple[StructuredOutputOptions, str],
+        automaton: Automaton,
+        resources: TokenizerResources,
+        stop_token_ids: set[int] | None,
     ) -> SglGrammar:
         stops = stop_token_ids or {resources.end_token}
-        return SglGrammar(resources, self._breaker, automaton, stops)
+        return SglGrammar(resources, automaton, stops, partial(self._has_failed, key))
+
+    def _has_failed(self, key: tuple[StructuredOutputOptions, str], error: Exception) -> None:
+        """A running grammar has failed with `error`, which is being handled. Later requests with
+        its format get grammars of vLLM's backends."""
+        if not isinstance(error, TooComplexError):
+            self._guard.record(f"a running {FORMATS[key[0]].title}, whose request fails")
+        self._without_automaton.add(_digest(*key))
+        self._cache.remove(key)
 
     def _compile_once(
         self,
@@ -286,11 +284,11 @@ class SglBackend(StructuredOutputBackend):
         if not is_first:
             if others is not None:
                 others.result()
-            known = self._cache.get(key) if self._automata_are_on else None
+            known = self._cache.get(key) if self._use_automata else None
             if known is None:
                 return self._compile(request_type, spec, digest, resources, stop_token_ids)
             self._counters.ours_cached += 1
-            return self._grammar(known, resources, stop_token_ids)
+            return self._grammar(key, known, resources, stop_token_ids)
         is_known = digest in self._without_automaton
         started = time.monotonic()
         try:
@@ -317,18 +315,18 @@ class SglBackend(StructuredOutputBackend):
         stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
         title = FORMATS[request_type].title
-        if self._automata_are_on and digest not in self._without_automaton:
+        if self._use_automata and digest not in self._without_automaton:
+            automaton = None
             try:
                 with one_of_few(title):
                     automaton = self._automaton(request_type, spec)
             except NotCompiledError:
                 raise
             except Exception:
-                self._breaker.record(f"compiling a {title}, which goes to vLLM's backends")
-            else:
-                if automaton is not None:
-                    return self._grammar(automaton, resources, stop_token_ids)
-                self._without_automaton.add(digest)
+                self._guard.record(f"the compilation of a {title}")
+            if automaton is not None:
+                return self._grammar((request_type, spec), automaton, resources, stop_token_ids)
+            self._without_automaton.add(digest)
         grammar = self._stock_backends().compile(request_type, spec, stop_token_ids)
         bitmask = self.allocate_token_bitmask(1).zero_()
         within_limits(lambda: grammar.fill_bitmask(bitmask, 0), title)

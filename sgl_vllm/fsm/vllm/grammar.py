@@ -6,7 +6,7 @@ that request fails, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.automaton import UNLIMITED, Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.forecast import (
@@ -44,19 +43,19 @@ class SglGrammar(StructuredOutputGrammar):
         refusal: why this request fails, if its format is the reason.
 
     Args:
-        breaker: where unexpected errors are counted.
         stops: the tokens that end the text. They are legal only where it may end.
+        has_failed: called with the exception being handled when this grammar fails.
     """
 
     def __init__(
         self,
         resources: TokenizerResources,
-        breaker: CircuitBreaker,
         automaton: Automaton,
         stops: Iterable[int],
+        has_failed: Callable[[Exception], None],
     ) -> None:
         self.resources = resources
-        self._breaker = breaker
+        self._report_failure = has_failed
         self._automaton = automaton
         self._allowance = MAX_ALLOWANCE
         self.stops = frozenset(stops)
@@ -122,8 +121,7 @@ class SglGrammar(StructuredOutputGrammar):
         if isinstance(error, TooComplexError):
             logger.warning("a structured-output request fails: %s", error)
             self.refusal = str(error)
-        else:
-            self._breaker.record("a running grammar, whose request fails")
+        self._report_failure(error)
         self._has_failed = True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:

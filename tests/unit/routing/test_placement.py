@@ -102,7 +102,9 @@ def test_a_prompt_that_cannot_be_read_is_placed_by_load_with_one_warning(placer,
     assert place(placer, "tokens", [*range(100)]) in ("a", "b")
 
 
-def test_after_an_error_in_the_choice_requests_are_placed_by_load(placer, monkeypatch, caplog):
-    monkeypatch.setattr(placer.router, "choose", lambda *_, **__: 1 / 0)
-    assert [place(placer, str(number), LONG) for number in range(3)] == [None] * 3
-    assert len(caplog.records) == 1 and "placed by load alone" in caplog.text
+def test_a_request_whose_choice_fails_is_placed_by_load_and_no_other(placer, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(placer.router, "choose", lambda *_, **__: 1 / 0)
+        assert [place(placer, str(number), LONG) for number in range(3)] == [None] * 3
+    assert len(caplog.records) == 2 and "placed by load alone" in caplog.text
+    assert place(placer, "next", LONG) in ("a", "b")

@@ -123,14 +123,15 @@ def test_the_number_of_ranks_may_change():
     assert {serve(router, str(i), prompt) for i, prompt in enumerate(prompts)} == {0}
 
 
-def test_after_an_error_vllm_chooses_and_the_error_is_logged_once(monkeypatch, caplog):
+def test_vllm_chooses_for_a_request_whose_choice_fails_and_for_no_other(monkeypatch, caplog):
     router = RankRouter(client())
     router.choose(request("before", SYSTEM))
-    monkeypatch.setattr(router._router, "choose", lambda *_, **__: 1 / 0)
-    assert router.choose(request("a", SYSTEM)) is None
-    assert router.choose(request("b", SYSTEM)) is None
-    [error] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "vLLM chooses ranks by load" in error.getMessage()
+    with monkeypatch.context() as patch:
+        patch.setattr(router._router, "choose", lambda *_, **__: 1 / 0)
+        assert [router.choose(request(str(i), SYSTEM)) for i in range(3)] == [None] * 3
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 2 and "vLLM chooses it by load" in errors[0].getMessage()
+    assert router.choose(request("next", SYSTEM)) is not None
     router.observe(outputs("before", finished=["before"]))
 
 
