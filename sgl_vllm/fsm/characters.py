@@ -6,9 +6,7 @@ bytes of a range. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Iterable
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points, both ends included, sorted, not touching each other. Those of patterns hold no
@@ -19,21 +17,6 @@ Bytes = tuple[tuple[int, int], ...]
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
-
-_FEW = 64
-Argument = TypeVar("Argument", bound=tuple[object, ...])
-Result = TypeVar("Result")
-
-
-def cached_if_few(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """Decorator: remembers results for arguments of at most 64 parts. A request may come with a set
-    of 50,000 characters, whose results would take megabytes."""
-    known = lru_cache(maxsize=1024)(function)
-
-    def cached(argument: Argument) -> Result:
-        return known(argument) if len(argument) <= _FEW else function(argument)
-
-    return cached
 
 
 def normalized(ranges: Iterable[tuple[int, int]]) -> Ranges:

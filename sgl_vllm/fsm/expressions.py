@@ -14,8 +14,9 @@ Sets of bytes are integers: bit b is set if byte b is in the set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Protocol, TypeAlias
+
+from sgl_vllm.fsm.small_cache import cached_if_few
 
 
 class Terminal(Protocol):
@@ -107,7 +108,7 @@ EMPTY = Seq()
 NEVER = Alt(())
 
 
-@lru_cache(maxsize=4096)
+@cached_if_few
 def literal(text: bytes) -> Expression:
-    """One text. The same expression for the same text, so that walks through it are shared."""
+    """One text. The same expression for the same short text, so that walks are shared."""
     return Literals(((text, None),)) if text else EMPTY

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import ClassVar, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.expressions import EMPTY, Expression
+from sgl_vllm.fsm.names import Names
 from sgl_vllm.fsm.tables import byte_set, column_classes
 
 QUOTE = 0x22
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
-_MAX_SHARED = 100_000
 
 
 class JsonString:
@@ -27,12 +28,12 @@ class JsonString:
     shared by all grammars.
 
     Attributes:
-        names: what the rest must not be: a name, less the bytes of it that were seen.
+        names: what the rest must not be.
     """
 
-    __slots__ = ("body", "first", "high", "index", "low", "names")
+    __slots__ = ("__weakref__", "body", "first", "high", "index", "low", "names")
 
-    _shared: ClassVar[dict[tuple[object, ...], JsonString]] = {}
+    _shared: ClassVar[WeakValueDictionary[tuple[object, ...], JsonString]] = WeakValueDictionary()
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class JsonString:
         index: int,
         low: int,
         high: int | None,
-        names: tuple[bytes, ...],
+        names: Names | None,
     ) -> None:
         self.body = body
         self.index = index
@@ -51,7 +52,7 @@ class JsonString:
         if index == 0:
             if high == 0:
                 self.first &= 1 << QUOTE
-            if low > 0 or b"" in names:
+            if low > 0 or (names is not None and names.ends):
                 self.first &= ~(1 << QUOTE)
 
     @classmethod
@@ -61,13 +62,11 @@ class JsonString:
         index: int = 0,
         low: int = 0,
         high: int | None = None,
-        names: tuple[bytes, ...] = (),
+        names: Names | None = None,
     ) -> JsonString:
         key = (body, index, low, high, names)
         known = cls._shared.get(key)
         if known is None:
-            if len(cls._shared) > _MAX_SHARED:
-                cls._shared.clear()
             known = cls._shared[key] = JsonString(body, index, low, high, names)
         return known
 
@@ -79,7 +78,7 @@ class JsonString:
         if index == 0:
             low = max(0, low - 1)
             high = None if high is None else high - 1
-        names = tuple([n[1:] for n in self.names if n and n[0] == byte]) if self.names else ()
+        names = self.names.after(byte) if self.names is not None else None
         return JsonString.of(self.body, index, low, high, names), ()
 
 
@@ -93,13 +92,14 @@ class StringBody:
         """
         Args:
             escapes: which escapes a string may contain. any: all of JSON's. characters: those of
-                whole characters, so no halves of surrogate pairs. needed: only those without which
-                JSON cannot write a character, so that every text has one spelling, the one of
-                `json.dumps(..., ensure_ascii=False)`. none. raw: none, but control characters that
-                end no line may stand for themselves, which is no JSON.
+                whole characters; a surrogate pair is one, half of a pair is none. needed: only
+                those without which JSON cannot write a character, so that every text has one
+                spelling, the one of `json.dumps(..., ensure_ascii=False)`. none. raw: none, but
+                control characters that end no line may stand for themselves, which is no JSON.
         """
-        rows = [[-1] * 256 for _ in range(14)]
+        rows = [[-1] * 256 for _ in range(20)]
         between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1, extra = range(14)
+        high2, high1, low_escape, low_u, low_d, low_half = range(14, 20)
         for byte in range(0x20, 0x80):
             rows[between][byte] = between
         rows[between][QUOTE] = -2
@@ -135,7 +135,16 @@ class StringBody:
             hex1: ((_HEX_DIGITS, between),),
         }
         if escapes == "characters":
-            moves |= {hex4: ((_HEX_DIGITS, hex3), (b"dD", extra)), extra: ((b"01234567", hex2),)}
+            moves |= {
+                hex4: ((_HEX_DIGITS, hex3), (b"dD", extra)),
+                extra: ((b"01234567", hex2), (b"89abAB", high2)),
+                high2: ((_HEX_DIGITS, high1),),  # D83D, say, and DE00 after it
+                high1: ((_HEX_DIGITS, low_escape),),
+                low_escape: ((b"\\", low_u),),
+                low_u: ((b"u", low_d),),
+                low_d: ((b"dD", low_half),),
+                low_half: ((b"cdefCDEF", hex2),),
+            }
         elif escapes == "needed":
             moves |= {
                 escape: ((b'"\\bfnrt', between), (b"u", hex4)),
@@ -151,6 +160,8 @@ class StringBody:
                     rows[state][byte] = after
         self.rows = rows
         self.table = np.array(rows, np.int32)
+        # Loops without checks follow it.
+        assert self.table.min() >= -2 and self.table.max() < len(rows)
         self.first = [byte_set(row != -1) for row in self.table]
 
 

@@ -21,7 +21,7 @@ MAX_STATES = 20_000
 _ZERO = ord("0")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)  # of up to a megabyte
 def multiples(of: Decimal) -> ByteDfa:
     """The multiples of `of`, which is greater than 0, in all their spellings without an exponent.
 

@@ -23,8 +23,9 @@ from typing import TypeAlias
 import numpy as np
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
-from sgl_vllm.fsm.characters import Bytes, Ranges, cached_if_few, encodings
+from sgl_vllm.fsm.characters import Bytes, Ranges, encodings
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.subsets import determinized
 from sgl_vllm.fsm.syntax import (
     CharacterClass,

@@ -11,7 +11,7 @@ import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple  # Any: the parser's trees have no types
 
@@ -20,7 +20,6 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.characters import (
     Bytes,
     Ranges,
-    cached_if_few,
     complement,
     encodings,
     intersection,
@@ -28,6 +27,7 @@ from sgl_vllm.fsm.characters import (
 )
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
+from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Spelled, Text
 from sgl_vllm.fsm.syntax import Sequence as Concatenation
 
@@ -47,7 +47,8 @@ def full_match(pattern: str) -> ByteDfa:
     asks for.
 
     `.` is any character, `\\d`, `\\w` and `\\s` are those of ASCII and the no-break space, as in
-    vLLM's default backend. `^` may stand first and `$` last, also in alternatives.
+    vLLM's default backend. `^` may stand first and `$` last, also in alternatives. A class that
+    begins with `]` is left to that backend: in ECMA-262 it is an empty one, in Python it is not.
 
     Raises:
         UnsupportedPatternError: the pattern has a construct that is not regular here, or nothing
@@ -84,6 +85,8 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 
 
 def _whole(pattern: str) -> Node:
+    if "[]" in pattern or "[^]" in pattern:
+        _check_ecma_syntax(pattern, _EMPTY_CLASSES)
     return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
 
 
@@ -106,7 +109,7 @@ def _parse(pattern: str) -> list[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = sre_parser.parse(pattern)
+            parsed = sre_parser.parse(_without_group_names(pattern))
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
     except Exception as error:
@@ -114,6 +117,13 @@ def _parse(pattern: str) -> list[Any]:
     if parsed.state.flags & ~sre.SRE_FLAG_UNICODE:
         raise UnsupportedPatternError("flags inside the pattern")
     return list(parsed)
+
+
+def _without_group_names(pattern: str) -> str:
+    """The pattern with `(?<name>...)` of ECMA-262, which Python does not know, as `(?:...)`."""
+    if "(?<" not in pattern:
+        return pattern
+    return _GROUP_NAME.sub(lambda match: match["other"] or "(?:", pattern)
 
 
 _BEGINNING = (sre.AT, sre.AT_BEGINNING)
@@ -189,10 +199,23 @@ _ECMA_TOKEN = re.compile(
 there, `{,2}` and `\\a` are literal."""
 
 
-def _check_ecma_syntax(pattern: str) -> None:
+_EMPTY_CLASSES = ("[]", "[^]")
+
+_GROUP_NAME = re.compile(r"(?P<other>\\.|\[(?:\\.|[^\]\\])*\]?)|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)
+"""`other` is an escape or a class, in which no group begins."""
+
+
+def _check_ecma_syntax(pattern: str, odd: Collection[str] | None = None) -> None:
+    """Raises UnsupportedPatternError for syntax that Python reads differently.
+
+    Args:
+        odd: only for this.
+    """
     for token in _ECMA_TOKEN.finditer(pattern):
-        if token["odd"] is not None:
+        if token["odd"] is not None and (odd is None or token["odd"] in odd):
             raise UnsupportedPatternError(f"{token['odd']} in the pattern")
+        if odd is not None:
+            continue
         for escape in re.findall(r"\\.", token["members"] or "", re.DOTALL):
             if escape[1] in "aAZUN":
                 raise UnsupportedPatternError(f"{escape} in the pattern")

@@ -14,7 +14,6 @@ tokens in them, are shared: strings are `JsonString`, blanks and numbers are aut
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from sgl_vllm.fsm import regex
@@ -27,6 +26,7 @@ from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
 from sgl_vllm.fsm.free_text import begins_in, free_text
 from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.nfa import cached_dfa
+from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import (
     CharacterClass,
     Choice,
@@ -236,7 +236,7 @@ def _shared_dfa(node: Node) -> ByteDfa:
     return cached_dfa(node, lambda: node, _MAX_POSITIONS)
 
 
-@lru_cache(maxsize=512)
+@cached_if_few
 def _writable(ranges: Ranges) -> Node:
     """Those of the characters that UTF-8 can write."""
     return CharacterClass(intersection(ranges, ANY))

@@ -76,6 +76,8 @@ class TerminalWalks:
         self._from_root: dict[object, Walked] = {}
         self._counted: dict[object, _CountedWalk] = {}
         self._latest: dict[ByteDfa, _Latest] = {}
+        self._owners: set[object] = set()
+        """What terminals of remembered walks share, each counted once."""
 
     def forget_if_full(self) -> None:
         """Called between two bitmasks, because the sets that one of them reaches are compared with
@@ -85,6 +87,7 @@ class TerminalWalks:
             self._from_root.clear()
             self._counted.clear()
             self._latest.clear()
+            self._owners.clear()
 
     def below(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> Walked:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
@@ -120,14 +123,25 @@ class TerminalWalks:
     def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Walked:
         if isinstance(terminal, Literals):
             walked = _spelled(trie_set, terminal)
+            kept = sum([len(text) for text, _ in terminal.entries])
         elif isinstance(terminal, JsonString):
             walked = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
+            names = terminal.names
+            kept = self._new_bytes(names.list, names.list.num_bytes) if names is not None else 0
         else:
             assert isinstance(terminal, Dfa)
             walked = self._in_table(trie_set, terminal)
+            kept = self._new_bytes(terminal.dfa, terminal.dfa.table_bytes)
         num_bytes = walked.ids.nbytes + sum(words.nbytes for words in walked.shared)
-        self._vocabulary.num_cached_bytes += _WALK_BYTES + num_bytes
+        self._vocabulary.num_cached_bytes += _WALK_BYTES + num_bytes + kept
         return walked
+
+    def _new_bytes(self, owner: object, num_bytes: int) -> int:
+        """What a terminal keeps alive that is shared by others; 0 if it has been counted."""
+        if owner in self._owners:
+            return 0
+        self._owners.add(owner)
+        return num_bytes
 
     def _in_table(self, trie_set: TrieSet, terminal: Dfa) -> Walked:
         if trie_set is self._vocabulary.root:
@@ -262,8 +276,9 @@ class _CountedWalk:
         closing = self._leaving
         if high < self.most_items or terminal.low:
             closing = closing[(self._completed <= high) & (self._completed >= terminal.low)]
-        if terminal.names:
-            excluded = [_nodes_of((*name, QUOTE), trie_set) for name in terminal.names]
+        if terminal.names is not None:
+            rests = terminal.names.rests(vocabulary.max_token_bytes - 1)
+            excluded = [_nodes_of((*rest, QUOTE), trie_set) for rest in rests]
             if any(map(len, excluded)):
                 closing = closing[~np.isin(closing, np.concatenate(excluded))]
         closed = vocabulary.tokens_at(closing)

@@ -120,6 +120,8 @@ def dtype_constraint(dtype: DType) -> tuple[Constraint, Reader]:
 _REGEX_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 """An escape, a character class, or any other character."""
 
+_LEADING_BRACKET = re.compile(r"^(\[\^?)\]")
+
 _DOT_MATCHES_ALL = "(?s)"
 
 
@@ -127,7 +129,9 @@ def regex_constraint(regex: Regex) -> tuple[Constraint, None]:
     """A pattern. ValueError for anything but a string or an outlines term.
 
     vLLM's backends disagree on whether `.` matches a newline. It does not here, as in Python,
-    unless the pattern begins with ``(?s)``, which leaves `.` to the server.
+    unless the pattern begins with ``(?s)``, which leaves the pattern to the server. Servers read
+    ``[^]a]`` as JavaScript does, any character and then ``a]``. Here it is one character, as in
+    Python.
     """
     if isinstance(regex, str):
         return Constraint(REGEX, _as_python_reads_it(regex)), None
@@ -143,8 +147,14 @@ def regex_constraint(regex: Regex) -> tuple[Constraint, None]:
 def _as_python_reads_it(pattern: str) -> str:
     if pattern.startswith(_DOT_MATCHES_ALL):
         return pattern.removeprefix(_DOT_MATCHES_ALL)
-    tokens = _REGEX_TOKEN.findall(pattern)
-    return "".join(r"[^\n]" if token == "." else token for token in tokens)
+    return "".join(map(_token_as_python_reads_it, _REGEX_TOKEN.findall(pattern)))
+
+
+def _token_as_python_reads_it(token: str) -> str:
+    """For a server, for which `.` is any character and `[]` or `[^]` a whole class."""
+    if token == ".":
+        return r"[^\n]"
+    return _LEADING_BRACKET.sub(r"\1\\]", token)
 
 
 def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:

@@ -6,6 +6,7 @@ end need a model.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -121,6 +122,14 @@ SCHEMAS = [
     {"type": "array", "items": {"type": "integer"}, "minItems": 2},
     {"anyOf": [{"type": "null"}, {"const": "x"}, OBJECT]},
     {"properties": {"a": {"type": "string"}, "b": {"type": "null"}}},
+    {"type": "string", "enum": ["a", None]},
+    {"type": ["integer", "string"], "enum": ["a", 1, True, [1], {"a": 2.0}]},
+    {"type": "integer", "const": "a"},
+    {"const": 2.0},
+    {"enum": [0.1, 1e3, -0.0, 10**20, 2**53 + 1]},
+    {"enum": ["a", "b"], "const": "b"},
+    {"enum": ["a", 5], "minLength": 3},
+    {"$ref": "#/$defs/x", "enum": ["a", 1], "$defs": {"x": {"type": "boolean"}}},
     {
         "$defs": {
             "tree": {
@@ -144,9 +153,13 @@ def test_schemas(schema: dict[str, Any], ours: SglBackend) -> None:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:40])
 def test_compact_schemas(schema: dict[str, Any], compact_ours: SglBackend) -> None:
-    if schema in UNTYPED:
-        pytest.skip("xgrammar 0.2.8 puts a blank after commas of untyped values (its issue 945)")
     walk_beside_stock(compact_ours, Options.JSON, json.dumps(schema))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_json_objects(compact: bool, ours: SglBackend, compact_ours: SglBackend) -> None:
+    """In compact ones, xgrammar writes a space after a comma (its issue 945)."""
+    walk_beside_stock(compact_ours if compact else ours, Options.JSON_OBJECT, "")
 
 
 NUMBER = {"type": "number", "minimum": -1.5, "exclusiveMaximum": 20}
@@ -304,6 +317,44 @@ def test_a_long_repetition_allows_no_token_that_stock_refuses(ours: SglBackend) 
     assert bits(ours, grammar) <= bits(ours, stock)
     for token in bits(ours, stock) - bits(ours, grammar):
         assert not ours.xgrammar.compile_grammar(Options.GRAMMAR, spec).accept_tokens("", [token])
+
+
+ESCAPES = [
+    r"\'",
+    r"\?",
+    r"\/",
+    r"\a",
+    r"\b",
+    r"\f",
+    r"\v",
+    r"\0",
+    r"\e",
+    r"\x41",
+    r"\x4a1",
+    r"\u00e9",
+]
+ESCAPES += [r"\u0041", r"\u0007", r"\u007f", r"\t\n\r", '\\"', r"\\"]
+FORMS = ['root ::= "it{}s"', 'root ::= "{} 1" | "no"', "root ::= [a{}]+", 'root ::= [^{}] "{}"']
+NO_TOKENS = [(form, escape) for form in FORMS[1:3] for escape in (r"\U0001f600", r"\ud83d\ude00")]
+
+
+@pytest.mark.parametrize(("form", "escape"), [*itertools.product(FORMS, ESCAPES), *NO_TOKENS])
+def test_escapes_in_grammars(form: str, escape: str, ours: SglBackend) -> None:
+    errors = ours.num_errors
+    walk_beside_stock(ours, Options.GRAMMAR, form.replace("{}", escape))
+    assert ours.num_errors == errors
+
+
+def test_a_grammar_whose_escapes_mean_nothing_is_stock_s_to_refuse(ours: SglBackend) -> None:
+    for grammar in (r'root ::= "\q"', r'root ::= "\u12"'):
+        with pytest.raises(ValueError, match="grammar cannot be compiled"):
+            ours.compile_grammar(Options.GRAMMAR, grammar)
+
+
+def test_choices_that_no_text_can_contain_are_stock_s_to_refuse(ours: SglBackend) -> None:
+    with pytest.raises(ValueError):
+        ours.compile_grammar(Options.CHOICE, json.dumps(["\ud83d", "no"]))
+    assert not ours.num_errors
 
 
 @pytest.mark.parametrize("grammar", ['root ::= "a" root | "b"', 'root ::= ("a" | "b")', "a: /b/"])

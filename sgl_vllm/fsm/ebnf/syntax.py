@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import NoReturn
 
 from sgl_vllm.fsm.characters import Ranges, normalized
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
 
 MAX_RULES = 1_000
@@ -221,7 +221,7 @@ def text_of(written: str) -> bytes:
     return "".join(map(chr, codes)).encode(errors="surrogatepass")
 
 
-@lru_cache(maxsize=512)
+@cached_if_few
 def _class(members: str) -> Ranges:
     is_negated = members.startswith("^")
     found = [*_CHARACTER.finditer(members, 1 if is_negated else 0)]

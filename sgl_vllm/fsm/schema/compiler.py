@@ -337,8 +337,10 @@ class _Compiler:
 
     def _any_value(self) -> Expression:
         """Any JSON value."""
+        context = self._context
+        if context.is_strict and context.blank is EMPTY:
+            raise UnsupportedSchemaError("compact values of any type, with xgrammar's own spaces")
         if self._anything is None:
-            context = self._context
             value = self._anything = Lazy(lambda: Alt(options))
             text = string(JsonString.of(STRING))
             options = (

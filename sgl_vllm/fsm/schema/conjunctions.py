@@ -28,7 +28,7 @@ from sgl_vllm.fsm.schema.siblings import (
     both_members,
     with_plain_bounds,
 )
-from sgl_vllm.fsm.schema.values import identity
+from sgl_vllm.fsm.schema.values import identity, listings
 from sgl_vllm.fsm.schema.workspace import MAX_DEPTH, Workspace
 
 _MERGING = 20
@@ -97,9 +97,11 @@ class Conjunctions:
 
     def rewritten(self, schema: dict[str, Any]) -> Schema:
         """One step of `followed`, of a well-formed schema; `schema` itself where there is none."""
-        if self._is_strict:
-            return self._behind(schema) if "$ref" in schema else schema
-        return self._expanded(schema)
+        if not self._is_strict:
+            return self._expanded(schema)
+        if "$ref" in schema and listings(schema):
+            raise UnsupportedSchemaError("an enumeration beside a reference")
+        return self._behind(schema) if "$ref" in schema else schema
 
     def _behind(self, schema: dict[str, Any]) -> Schema:
         """The schema that the `$ref` of `schema` points to, with the keywords beside it."""

@@ -19,6 +19,7 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.json_string import NAME_STRING, STRING, JsonString
+from sgl_vllm.fsm.names import Names
 from sgl_vllm.fsm.schema import strings
 from sgl_vllm.fsm.schema.context import Context, string
 from sgl_vllm.fsm.schema.keywords import Schema
@@ -87,8 +88,8 @@ class Rules:
         automata = [*self._patterns.values(), *self._names.values()]
         if not automata:
             # A listed name must not come back in another spelling.
-            inner = tuple(name[1:-1] for name in names)
-            key = string(JsonString.of(NAME_STRING if inner else STRING, names=inner))
+            inner = Names.of(name[1:-1] for name in names)
+            key = string(JsonString.of(STRING if inner is None else NAME_STRING, names=inner))
             return [Region(key, frozenset())]
         workspace = self._context.workspace
         regions: list[tuple[ByteDfa, frozenset[int]]] = [(strings.any_text(), frozenset())]

@@ -15,6 +15,7 @@ from sgl_vllm.fsm.json_string import (
     JsonString,
     dfa_of_length,
 )
+from sgl_vllm.fsm.names import Names
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.context import Context, of_valid, string
 from sgl_vllm.fsm.schema.formats import FORMATS, UNSUPPORTED_FORMATS, format_dfa
@@ -39,7 +40,7 @@ def compile_string(context: Context, schema: dict[str, Any]) -> Expression:
         unlisted = _only_unlisted(schema)
         if unlisted is None or high is not None:
             return of_valid(language(context, schema))
-        return string(JsonString.of(NAME_STRING, 0, low, names=unlisted))
+        return string(JsonString.of(NAME_STRING, 0, low, names=Names.of(unlisted)))
     body = STRING
     if low or high is not None:  # xgrammar allows no escapes in such strings
         body = PLAIN_STRING if context.is_strict else COUNTED_STRING
@@ -105,7 +106,7 @@ def _formats(schema: dict[str, Any]) -> list[str]:
     return [form for form in found if form in FORMATS]
 
 
-def _only_unlisted(schema: dict[str, Any]) -> tuple[bytes, ...] | None:
+def _only_unlisted(schema: dict[str, Any]) -> list[bytes] | None:
     """The strings below `not`, inside their quotes, if nothing but these is excluded."""
     if "pattern" in schema or _formats(schema):
         return None
@@ -114,4 +115,4 @@ def _only_unlisted(schema: dict[str, Any]) -> tuple[bytes, ...] | None:
         if other.keys() != {"type", "enum"}:
             return None
         found += other["enum"]
-    return tuple(sorted(quoted(value)[1:-1] for value in {*found}))
+    return [quoted(value)[1:-1] for value in found]

@@ -151,11 +151,6 @@ def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_json_schema", spec, options)]
 
 
-def _compiled_json_object(spec: str, dialect: Dialect) -> CompiledFormat | None:
-    by_spec = replace(dialect, semantics=SchemaSemantics.SPEC)
-    return _compiled_schema({"type": "object"}, by_spec)
-
-
 def _compiled_regex(spec: str, dialect: Dialect) -> CompiledFormat | None:
     dfa = regex.full_match(spec)
     return None if dfa.is_empty else CompiledFormat.of_tables(dfa.expression)
@@ -209,14 +204,16 @@ def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_json_schema", json.dumps(one["schema"]), {}) for one in tag["structures"]]
 
 
+_ANY_OBJECT = '{"type": "object"}'
+
 FORMATS: dict[StructuredOutputOptions, Format] = {
     StructuredOutputOptions.JSON: Format(
         "JSON schema", _compiled_json, _json_calls, run_bound.of_json
     ),
     StructuredOutputOptions.JSON_OBJECT: Format(
         "JSON object",
-        _compiled_json_object,
-        lambda spec, dialect: _json_calls('{"type": "object"}', dialect),
+        lambda spec, dialect: _compiled_json(_ANY_OBJECT, dialect),
+        lambda spec, dialect: _json_calls(_ANY_OBJECT, dialect),
         lambda spec: len("false"),
     ),
     StructuredOutputOptions.REGEX: Format(
@@ -242,27 +239,30 @@ FORMATS: dict[StructuredOutputOptions, Format] = {
 
 
 def _one_of(choices: Sequence[str]) -> CompiledFormat | None:
-    texts = dict.fromkeys(choice.encode() for choice in choices)
+    try:
+        texts = dict.fromkeys(choice.encode() for choice in choices)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
     if not texts or b"" in texts:
         return None
     return CompiledFormat(Literals(tuple((text, None) for text in texts)))
 
 
-_STRING = r'"((?:[^"\\\n]|\\.)*)"'
-_CHOICE_GRAMMAR = re.compile(rf"root ::= ({_STRING}(?: \| {_STRING})*)")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"'}
+_CONTROL = "00[01][0-9a-f]|007f"
+_MARK = r'[nrt\\"]'
+_ESCAPE = re.compile(rf"\\(?:u({_CONTROL})|({_MARK}))")
+_STRING = rf'"((?:[^"\\\x00-\x1f\x7f]|\\u(?:{_CONTROL})|\\{_MARK})*)"'
+_CHOICE_GRAMMAR = re.compile(rf"root ::= ({_STRING}(?: \| {_STRING})*)")
 
 
 def choices_of_grammar(grammar: str) -> list[str] | None:
-    """The choices in a grammar that vLLM's API server made of them; None for other grammars."""
+    """The choices in a grammar that vLLM's API server makes of them; None for other grammars. vLLM
+    writes these escapes only: a grammar with others is a client's own."""
     match = _CHOICE_GRAMMAR.fullmatch(grammar)
     if match is None:
         return None
     return [
-        re.sub(
-            r"\\(?:u([0-9a-f]{4})|(.))",
-            lambda m: chr(int(m[1], 16)) if m[1] else _ESCAPES.get(m[2], m[0]),
-            text,
-        )
+        _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _ESCAPES[m[2]], text)
         for text in re.findall(_STRING, match[1])
     ]

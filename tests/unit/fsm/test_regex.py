@@ -165,6 +165,43 @@ def test_what_python_reads_differently_from_ecma_262_is_handed_on(pattern):
         json_string_search(pattern)
 
 
+@pytest.mark.parametrize("pattern", ["[^]a]x", "[]a]x", "a[^]", "(b|[^]a])+", r"\\[]a]"])
+def test_a_whole_match_with_an_empty_class_of_ecma_262_is_handed_on(pattern):
+    """Python reads the bracket as a member, vLLM's default backend as the end of the class."""
+    with pytest.raises(UnsupportedPatternError):
+        full_match(pattern)
+
+
+@pytest.mark.parametrize("pattern", [r"\[]", r"[^\]a]x", "[[]", r"[\[\]]+", "[^[]", "[a[]"])
+def test_a_bracket_that_begins_no_class_is_compiled(pattern):
+    for size in range(4):
+        for text in map("".join, itertools.product("[]ax", repeat=size)):
+            assert full_match(pattern).accepts(text.encode()) == bool(re.fullmatch(pattern, text))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "without_names"),
+    [
+        (r"^(?<y>\d{2})-(?<m>\d)$", r"^(\d{2})-(\d)$"),
+        ("^(?<a>b(?<c>d)*|e)+$", "^(b(d)*|e)+$"),
+        (r"^\(?<y>$", r"^\(?<y>$"),
+        ("^[(?<y>]$", "^[(?<y>]$"),
+    ],
+)
+def test_names_of_groups_change_nothing(pattern, without_names):
+    texts = map("".join, itertools.product("bde-1(?<y>", repeat=4))
+    for text in [*texts, "11-1", "(", "?", "<y>", "(<y>"]:
+        expected = bool(re.search(without_names, text))
+        assert json_string_search(pattern).accepts(json.dumps(text).encode()) == expected
+        assert full_match(pattern).accepts(text.encode()) == expected
+
+
+@pytest.mark.parametrize("pattern", ["(?<=a)b", "(?<!a)b", r"(?<a>b)\k<a>", "(?<1>a)"])
+def test_what_is_no_named_group_is_refused(pattern):
+    with pytest.raises(UnsupportedPatternError):
+        json_string_search(pattern)
+
+
 @pytest.mark.parametrize(
     "pattern, text", [(r"^\\a$", "\\a"), (r"^[\[\]]$", "["), (r"^\{,2}$", "{,2}")]
 )

@@ -1,0 +1,77 @@
+"""What is remembered of formats is bounded in bytes, however long their texts are."""
+
+import gc
+import random
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from sgl_vllm.fsm import regex, terminal_walks
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.ebnf import compile_grammar
+from sgl_vllm.fsm.expressions import Expression
+from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.schema import compile_schema
+from sgl_vllm.fsm.structural_tag import compile_structural_tag
+from sgl_vllm.fsm.vocabulary import Vocabulary
+
+LENGTH = 30_000
+NUM_FORMATS = 60
+MAX_KEPT_BYTES = 700_000
+"""Together, the texts of the formats are more than twice as long."""
+
+
+def text(number: int) -> str:
+    return f"{number:06}" + "x" * LENGTH
+
+
+def every_second(number: int) -> str:
+    """Characters of which no two are one range."""
+    return "".join(map(chr, range(0x4E00 + number, 0x5400 + number, 2)))
+
+
+def tag(form: dict) -> Expression:
+    return compile_structural_tag({"format": form}, lambda *_: pytest.fail()).expression
+
+
+FORMATS: dict[str, Callable[[int], Expression]] = {
+    "a constant": lambda i: compile_schema({"const": text(i)}),
+    "a name": lambda i: compile_schema(
+        {"properties": {text(i): {"type": "null"}}, "additionalProperties": True}
+    ),
+    "names below not": lambda i: compile_schema({"type": "string", "not": {"enum": [text(i)]}}),
+    "a string of a tag": lambda i: tag({"type": "const_string", "value": text(i)}),
+    "a class of a grammar": lambda i: compile_grammar(f"root ::= [a{every_second(i)}]*"),
+    "a pattern": lambda i: regex.full_match(text(i)[:1500] + "|[a-z]+").expression,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_forgotten_with_its_automaton(name, monkeypatch):
+    monkeypatch.setattr(terminal_walks, "_MAX_BYTES", MAX_KEPT_BYTES // 4)
+    monkeypatch.setattr("sgl_vllm.fsm.nfa.MAX_CACHED_BYTES", MAX_KEPT_BYTES // 4)
+    pieces = [bytes([byte]) for byte in range(256)] + [b"xx", b'"0', b"000", b'{"']
+    masks = Bitmasks(Vocabulary(pieces, len(pieces)))
+
+    def use(number: int) -> None:
+        state = Automaton(FORMATS[name](number)).start
+        rng = random.Random(number)
+        for _ in range(20):
+            masks.of(state)
+            legal = [byte for byte in range(256) if state.first >> byte & 1]
+            following = state.step(rng.choice([byte for byte in legal if byte != 0x22] or legal))
+            if following is None or not following.first:
+                break
+            state = following
+
+    for number in range(3):
+        use(number)
+    gc.collect()
+    tracemalloc.start()
+    for number in range(3, NUM_FORMATS):
+        use(number)
+    gc.collect()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < MAX_KEPT_BYTES
