@@ -89,7 +89,7 @@ def random_format(rng: random.Random, depth: int) -> dict[str, Any]:
         def inner() -> dict[str, Any]:
             return random_format(rng, depth - 1)
 
-        makers = makers[:3] + 2 * [
+        nested: list[Callable[[], dict[str, Any]]] = [
             lambda: {"type": "sequence", "elements": [inner() for _ in range(rng.randint(1, 4))]},
             lambda: {"type": "or", "elements": [inner() for _ in range(rng.randint(1, 3))]},
             lambda: {"type": rng.choice(("star", "plus", "optional")), "content": inner()},
@@ -98,6 +98,7 @@ def random_format(rng: random.Random, depth: int) -> dict[str, Any]:
             lambda: _tags_with_separator(rng, inner),
             lambda: _triggered_tags(rng, inner),
         ]
+        makers = makers[:3] + 2 * nested
     return rng.choice(makers)()
 
 
