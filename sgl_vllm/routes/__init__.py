@@ -34,6 +34,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import match, pins, tree, why
+from sgl_vllm.routes.bodies import JSON_ONLY
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
@@ -58,7 +59,7 @@ async def _stats(app: FastAPI) -> EngineStats:
     return await engine_stats(app.state.engine_client)
 
 
-@router.post("/flush_cache")
+@router.post("/flush_cache", dependencies=JSON_ONLY)
 async def flush_cache(request: Request) -> dict[str, bool]:
     client: AsyncLLM = request.app.state.engine_client
     if not await answered(client, client.reset_prefix_cache()):

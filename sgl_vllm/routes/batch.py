@@ -33,7 +33,7 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.logger import init_logger
 
-from sgl_vllm.routes.bodies import json_object
+from sgl_vllm.routes.bodies import JSON_ONLY, json_object
 
 logger = init_logger("vllm.sgl_vllm.batch")
 
@@ -91,7 +91,7 @@ def attach(app: FastAPI) -> None:
     app.include_router(router)
 
 
-@router.post("/batch")
+@router.post("/batch", dependencies=JSON_ONLY)
 async def batch(request: Request) -> Response:
     """Run all requests at once; a line for each as soon as it is done, in that order.
 
@@ -101,7 +101,7 @@ async def batch(request: Request) -> Response:
     return BatchResponse(request, parse_batch(await json_object(request)))
 
 
-@router.post("/batch/abort")
+@router.post("/batch/abort", dependencies=JSON_ONLY)
 async def abort(request: Request) -> dict[str, int]:
     """Stop requests of batches under way in this API process; unknown ids are ignored."""
     body = await json_object(request)

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from typing import Any  # Any: the JSON of a request
 
-from fastapi import HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from vllm.config import ModelConfig
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
+
+JSON_ONLY = [Depends(validate_json_request)]
+"""Dependencies of every POST route: a 400 unless the content type is JSON, as on vLLM's own routes.
+A browser asks the server before it sends JSON from another site's page. It sends text and forms
+without asking."""
 
 NOT_AN_OBJECT = "the body has to be a JSON object"
 

@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 from sgl_vllm.routes.bodies import (
+    JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     is_prompt,
@@ -78,7 +79,7 @@ class MatchBody:
     model: str | None = None
 
 
-@router.post("/match")
+@router.post("/match", dependencies=JSON_ONLY)
 async def match(request: Request) -> dict[str, list[int]]:
     """For each candidate, its tokens and how many of them are cached, from the first on.
 

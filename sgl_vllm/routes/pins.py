@@ -21,6 +21,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.routes.bodies import (
+    JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     is_prompt,
@@ -67,7 +68,7 @@ class PinBody:
     model: str | None
 
 
-@router.post("/pin")
+@router.post("/pin", dependencies=JSON_ONLY)
 async def pin(request: Request) -> dict[str, Any]:
     """Compute a prefix and one more token, and pin the prefix in every engine.
 
@@ -107,7 +108,7 @@ async def pin(request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/unpin")
+@router.post("/unpin", dependencies=JSON_ONLY)
 async def unpin(request: Request) -> dict[str, bool]:
     """Let a pinned prefix be evicted again. 404 if no engine knows the id."""
     body = await json_object(request)

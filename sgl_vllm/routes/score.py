@@ -30,6 +30,7 @@ from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
 from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled, parsed
 from sgl_vllm.routes.bodies import (
+    JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     has_media,
@@ -74,7 +75,7 @@ class Refused(Exception):
         self.error = error
 
 
-@router.post("/score")
+@router.post("/score", dependencies=JSON_ONLY)
 async def score(request: Request) -> Response:
     """The tokens of every choice with their log-probabilities, and what each request for them cost.
 

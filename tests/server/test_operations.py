@@ -234,7 +234,10 @@ class Router:
 def router(server, client, events_endpoint) -> Iterator[Router]:
     def flush() -> None:
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        assert httpx.post(f"{server.url}/v1/sgl/flush_cache", headers=headers).status_code == 200
+        assert (
+            httpx.post(f"{server.url}/v1/sgl/flush_cache", headers=headers, json={}).status_code
+            == 200
+        )
 
     flush()
     router = Router(events_endpoint)

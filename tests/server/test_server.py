@@ -83,7 +83,7 @@ def test_what_cannot_be_pinned_is_refused_in_one_sentence(sgl, body, status, sai
 
 def test_a_prefix_is_computed_for_a_pin(sgl, client):
     text = "A prefix that nobody has asked for so far, and that many will."
-    sgl.post("/flush_cache")
+    sgl.post("/flush_cache", json={})
     sgl.post("/pin", json={"prompt": text})
     before = sgl.get("/stats").json()["radix"]
     answer = client.completions.create(model="demo", prompt=f"{text}\nOnce", max_tokens=1)
@@ -92,7 +92,7 @@ def test_a_prefix_is_computed_for_a_pin(sgl, client):
 
 
 def test_a_pinned_prefix_stays_until_it_is_unpinned(sgl):
-    sgl.post("/flush_cache")
+    sgl.post("/flush_cache", json={})
     prompt = list(range(200, 290))
     pinned = sgl.post("/pin", json={"prompt": prompt}).json()
     assert pinned["pins"][0]["num_tokens"] == pinned["num_prompt_tokens"] == 90
@@ -110,7 +110,7 @@ def test_too_large_a_pin_is_refused_with_the_reason(sgl):
     refused = [sgl.post("/pin", json={"prompt": [n] * 1000}) for n in range(300, 300 + num_pins)]
     assert [answer.status_code for answer in refused] == [200] * (num_pins - 1) + [409]
     assert "blocks would be pinned and at most" in refused[-1].json()["error"]["message"]
-    assert sgl.post("/flush_cache").json() == {"flushed": True}
+    assert sgl.post("/flush_cache", json={}).json() == {"flushed": True}
     assert sgl.get("/pins").json()["engines"] == [{"pins": []}]
 
 
@@ -123,7 +123,7 @@ def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(sgl, cl
         client.completions.create(model="demo", prompt=prompt, max_tokens=1, extra_body=extra)
         return sgl.get("/stats").json()["radix"]["hit_tokens"] - before
 
-    sgl.post("/flush_cache")
+    sgl.post("/flush_cache", json={})
     prompt = list(range(400, 530))  # ends inside a second block
     assert [run("a"), run("b"), run(None), run("a")] == [0, 0, 0, 129]
     assert sgl.post("/pin", json={"prompt": prompt, "cache_salt": "a"}).status_code == 200
@@ -134,7 +134,7 @@ def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(sgl, cl
     assert engine["nodes"][0]["num_pinned_blocks"] == 0
     assert engine["isolated"]["namespaces"] == 3
     assert engine["isolated"]["num_tokens"] == 3 * 130
-    sgl.post("/flush_cache")
+    sgl.post("/flush_cache", json={})
 
 
 def test_every_part_is_on(sgl):
@@ -241,7 +241,7 @@ def test_a_chat_answers_in_the_schema_it_is_given(client):
 
 def test_a_resent_prompt_is_found_to_the_last_token_but_one(sgl, client):
     prompt = list(range(100, 190))  # shorter than a block, where stock finds nothing
-    assert sgl.post("/flush_cache").json() == {"flushed": True}
+    assert sgl.post("/flush_cache", json={}).json() == {"flushed": True}
     before = sgl.get("/stats").json()["radix"]
     for _ in range(2):
         client.completions.create(model="demo", prompt=prompt, max_tokens=1)
@@ -251,7 +251,7 @@ def test_a_resent_prompt_is_found_to_the_last_token_but_one(sgl, client):
 
 
 def test_the_tree_shows_sizes_and_no_text(sgl, client):
-    sgl.post("/flush_cache")
+    sgl.post("/flush_cache", json={})
     client.completions.create(model="demo", prompt="A secret: swordfish", max_tokens=1)
     tree = sgl.get("/tree")
     assert "swordfish" not in tree.text
@@ -266,7 +266,7 @@ def test_the_cache_is_not_flushed_under_a_running_request(sgl, client):
         model="demo", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
-        refused = sgl.post("/flush_cache")
+        refused = sgl.post("/flush_cache", json={})
     assert refused.status_code == 409
     assert "no request is running" in refused.text
 
@@ -282,7 +282,7 @@ def test_metrics_are_those_of_the_moment(server, sgl, client):
 
 
 def test_the_times_and_tiers_of_the_metrics_are_those_of_what_ran(server, sgl, client):
-    sgl.post("/flush_cache")
+    sgl.post("/flush_cache", json={})
     before = server.metrics()
     prompt = list(range(300, 490))  # a whole block of 128, and a part of one
     for _ in range(2):

@@ -56,7 +56,9 @@ def causes(answer: httpx.Response) -> list[tuple[str, int, int]]:
 
 def flush(server: VllmServer) -> None:
     headers = {"Authorization": f"Bearer {API_KEY}"}
-    assert httpx.post(f"{server.url}/v1/sgl/flush_cache", headers=headers).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/v1/sgl/flush_cache", headers=headers, json={}).status_code == 200
+    )
 
 
 def test_a_tenant_is_told_to_the_token(server, client) -> None:

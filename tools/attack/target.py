@@ -163,7 +163,7 @@ def blocks_in_use(url: str) -> int:
 
 def flush(url: str) -> bool:
     """Whether the cache could be emptied: only while no block is in use."""
-    return httpx.post(f"{url}/v1/sgl/flush_cache", timeout=60).status_code == 200
+    return httpx.post(f"{url}/v1/sgl/flush_cache", json={}, timeout=60).status_code == 200
 
 
 class Bystander:

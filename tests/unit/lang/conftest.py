@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Header
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 import sgl_vllm as sgl
@@ -244,7 +244,8 @@ def make_app(running: RunningServer) -> Recorder:
         return JSONResponse({"detail": "Not Found"}, 404)
 
     @app.post("/v1/sgl/flush_cache")
-    async def flush() -> Any:
+    async def flush(content_type: Annotated[str, Header()]) -> Any:
+        assert content_type == "application/json"  # the plugin refuses all others
         return {} if running.fake.plugin else JSONResponse({"detail": "Not Found"}, 404)
 
     @app.post("/tokenize")

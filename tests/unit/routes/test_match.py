@@ -35,6 +35,9 @@ class CachingEngine(FakeEngine):
         return max(lengths)
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def connect(*engines: FakeEngine, tenant_from: str = "none") -> TestClient:
     app = fake_server(*engines)
     app.state.sgl_vllm_tenants = TenantSource(tenant_from)
@@ -160,7 +163,7 @@ def test_an_adapter_has_its_own_prefixes() -> None:
 )
 def test_what_is_wrong_is_said_in_one_sentence(body: dict[str, Any], sentence: str) -> None:
     engine = FakeEngine(match=[0])
-    answer = connect(engine).post("/v1/sgl/match", content=json.dumps(body))
+    answer = connect(engine).post("/v1/sgl/match", content=json.dumps(body), headers=JSON)
     text = answer.json()["detail"]
     assert answer.status_code == 400
     assert sentence in text and "\n" not in text

@@ -28,6 +28,7 @@ from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
 API_KEY = "a-key"
+JSON = {"Content-Type": "application/json"}
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 ROUTES = [
     ("GET", "/v1/sgl/stats"),
@@ -118,6 +119,35 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_of_text() -> 
     assert "unsafe-inline" not in policy.partition("style-src")[0]
 
 
+@pytest.mark.parametrize("path", [path for method, path in ROUTES if method == "POST"])
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", None],
+)
+def test_what_a_page_of_another_site_can_send_without_being_asked_reaches_no_engine(
+    path: str, content_type: str | None
+) -> None:
+    engine = FakeEngine()
+    client = connect(engine)
+    headers = {"Origin": "https://elsewhere.example"}
+    headers |= {} if content_type is None else {"Content-Type": content_type}
+    answer = client.post(path, content=b'{"prompt": "a", "pin_id": "a"}', headers=headers)
+    assert answer.status_code == 400
+    assert "Only 'application/json' is allowed" in answer.json()["error"]["message"]
+    assert engine.asked == []
+    assert computed(client) == []
+
+
+def test_a_get_changes_nothing() -> None:
+    engine = FakeEngine()
+    client = connect(engine)
+    for method, path in ROUTES:
+        if method == "GET":
+            client.get(path, params={"request": "a"})
+    assert {what for what, _ in engine.asked} == {"stats", "tree", "why", "pins"}
+    assert computed(client) == []
+
+
 # -- the tree
 
 
@@ -138,7 +168,7 @@ def test_the_number_of_nodes_is_the_engines_matter() -> None:
     client.get("/v1/sgl/tree?max_nodes=5")
     assert engine.asked == [("tree", None), ("tree", {"max_nodes": 5})]
     for number in ("0", "-1", "many", "100001"):
-        assert client.get(f"/v1/sgl/tree?max_nodes={number}").status_code == 422
+        assert client.get(f"/v1/sgl/tree?max_nodes={number}").status_code == 400
 
 
 def test_no_text_is_sent_unless_the_engine_gives_tokens() -> None:
@@ -339,14 +369,16 @@ def test_without_a_tree_there_are_no_pins() -> None:
 )
 def test_a_bad_body_is_refused_in_one_sentence_and_nothing_is_pinned(body, sentence) -> None:
     engine = PinningEngine("a")
-    status, text = error(connect(engine).post("/v1/sgl/pin", content=json.dumps(body)))
+    status, text = error(
+        connect(engine).post("/v1/sgl/pin", content=json.dumps(body), headers=JSON)
+    )
     assert status == 400
     assert sentence in text and "\n" not in text
     assert engine.asked == []
 
 
 def test_a_body_that_is_no_json_is_refused() -> None:
-    answer = connect(FakeEngine()).post("/v1/sgl/pin", content=b"{")
+    answer = connect(FakeEngine()).post("/v1/sgl/pin", content=b"{", headers=JSON)
     assert error(answer) == (400, "the body has to be a JSON object")
 
 
@@ -358,7 +390,8 @@ def test_an_unknown_model_is_not_pinned_for() -> None:
 @pytest.mark.parametrize("route", ["pin", "unpin", "batch", "batch/abort", "score", "match"])
 def test_a_body_that_is_nested_too_deeply_is_refused(route: str) -> None:
     body = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
-    status, text = error(connect(FakeEngine()).post(f"/v1/sgl/{route}", content=body))
+    answer = connect(FakeEngine()).post(f"/v1/sgl/{route}", content=body, headers=JSON)
+    status, text = error(answer)
     assert status == 400 and "nested too deeply" in text
 
 
@@ -403,10 +436,10 @@ def test_an_unpin_needs_the_id_and_nothing_else(body: dict[str, Any]) -> None:
 
 def test_a_flush_under_running_requests_is_refused() -> None:
     client = connect(FakeEngine())
-    assert client.post("/v1/sgl/flush_cache").json() == {"flushed": True}
+    assert client.post("/v1/sgl/flush_cache", headers=JSON).json() == {"flushed": True}
     assert isinstance(client.app, FastAPI)
     client.app.state.engine_client.resets = False
-    assert client.post("/v1/sgl/flush_cache").status_code == 409
+    assert client.post("/v1/sgl/flush_cache", headers=JSON).status_code == 409
 
 
 # -- many clients at once
