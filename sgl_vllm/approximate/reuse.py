@@ -39,6 +39,7 @@ from sgl_vllm.approximate.plan import WINDOW_SIZES, Chunk, Reuse, first_windows,
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.jump.records import follow
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
@@ -178,7 +179,7 @@ class ApproximateReuse:
         try:
             intervals = intervals_of(params.extra_args[SEGMENTS])
         except ValueError as error:
-            logger.warning("Request %.100s is computed: %s", request.request_id, error)
+            logger.warning("Request %s is computed: %s", quoted(request.request_id), error)
             return
         if self._texts is None:
             self._texts = self._token_texts()
@@ -188,7 +189,7 @@ class ApproximateReuse:
         segments = self._texts.token_intervals(request.prompt_token_ids, intervals, num_chars)
         reuses = wants
         if wants and (reason := why_exact(request)) is not None:
-            logger.info("Request %.100s reuses no segment: %s", request.request_id, reason)
+            logger.info("Request %s reuses no segment: %s", quoted(request.request_id), reason)
             reuses = False
         if wants:
             self.counters.requests += 1

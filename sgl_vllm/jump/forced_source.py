@@ -20,6 +20,7 @@ from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.part import least_run
 from sgl_vllm.jump.unique import UniqueTokens
+from sgl_vllm.protocol.quoting import quoted
 
 if TYPE_CHECKING:
     from sgl_vllm.jump.jump import JumpCounters
@@ -175,7 +176,7 @@ class ForcedSource:
             consequence: what happens to the request, for the log.
         """
         self._counters.errors += 1
-        self._guard.record(f"request {request.request_id}, which {consequence}")
+        self._guard.record(f"request {quoted(request.request_id)}, which {consequence}")
 
     def _exclude(self, request: Request) -> None:
         """Called from an `except` block."""

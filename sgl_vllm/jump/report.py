@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.jump.records import follow
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import REPORT
 
 logger = init_logger("vllm.sgl_vllm.report")
@@ -123,5 +124,5 @@ class ForcedReports:
                 report["cache"] = self._explain(record.request.request_id)
             return {REPORT: report}
         except Exception:
-            self._guard.record(f"request {record.request.request_id}")
+            self._guard.record(f"request {quoted(record.request.request_id)}")
             return None

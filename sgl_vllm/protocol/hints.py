@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request
 
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import (
     AHEAD,
     ENDS,
@@ -82,10 +83,10 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     for name in (PROGRAM, FORK_GROUP, NEXT_TOOL):
         if not _is_valid(extra_args.get(name)):
             logger.warning(
-                "%s of request %.100s is ignored: it must be a string of at most %d characters or "
+                "%s of request %s is ignored: it must be a string of at most %d characters or "
                 "an integer of at most %d bits",
                 name,
-                request_id,
+                quoted(request_id),
                 MAX_HINT_LENGTH,
                 MAX_HINT_BITS,
             )
@@ -93,20 +94,20 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     next_in_s = extra_args.get(NEXT_IN_S)
     if next_in_s is not None and not _is_duration(next_in_s):
         logger.warning(
-            "%s of request %.100s is ignored: it must be a number of seconds from 0 to %d",
+            "%s of request %s is ignored: it must be a number of seconds from 0 to %d",
             NEXT_IN_S,
-            request_id,
+            quoted(request_id),
             MAX_NEXT_IN_S,
         )
         return NO_HINTS
     step, graph = read_step_name(extra_args.get(STEP)), extra_args.get(GRAPH)
     if (step is None and STEP in extra_args) or not _is_graph(graph):
         logger.warning(
-            "%s and %s of request %.100s are ignored: the first must be written as DIGEST/INDEX, "
+            "%s and %s of request %s are ignored: the first must be written as DIGEST/INDEX, "
             "the second a text of at most %d ASCII characters",
             STEP,
             GRAPH,
-            request_id,
+            quoted(request_id),
             MAX_GRAPH_CHARS,
         )
         return NO_HINTS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sgl_vllm.degrade import Guard
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.radix.keys import TokenKeys, namespace_of
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
 from sgl_vllm.radix.step_graphs import KnownStep
@@ -124,7 +125,7 @@ class RequestRecords:
             tokens = self._keys.pack(request) if namespace is not None else b""
             return RequestRecord(request, namespace, tokens)
         except Exception:
-            self._guard.record(f"request {request.request_id}")
+            self._guard.record(f"request {quoted(request.request_id)}")
             return RequestRecord(request, None, b"")
 
     def all(self) -> Iterable[RequestRecord]:

@@ -18,6 +18,8 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
 
+from sgl_vllm.protocol.quoting import quoted
+
 JSON_ONLY = [Depends(validate_json_request)]
 """Dependencies of every POST route: a 400 unless the content type is JSON, as on vLLM's own routes.
 A browser asks the server before it sends JSON from another site's page. It sends text and forms
@@ -106,7 +108,7 @@ def lora_of(models: Any, name: str | None) -> LoRARequest | None:
     if name is None or models.is_base_model(name):
         return None
     if name not in models.lora_requests:
-        raise HTTPException(404, f"this server has no model {name!r}")
+        raise HTTPException(404, f"this server has no model {quoted(name)}")
     lora: LoRARequest = models.lora_requests[name]
     return lora
 

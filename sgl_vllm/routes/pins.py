@@ -20,6 +20,7 @@ from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
@@ -125,7 +126,7 @@ async def unpin(request: Request) -> dict[str, bool]:
     ):
         raise HTTPException(400, 'the body has to be {"pin_id": "..."}, as /v1/sgl/pin answered')
     if not is_unicode(pin_id) or not await _unpin(client, pin_id.split(ID_SEPARATOR)):
-        raise HTTPException(404, f"there is no pin {pin_id!a}")
+        raise HTTPException(404, f"there is no pin {quoted(pin_id)}")
     return {"unpinned": True}
 
 
@@ -170,7 +171,7 @@ async def compute(
 def parse_pin(body: dict[str, Any]) -> PinBody:
     """Raises HTTPException 400 with one sentence about what is wrong."""
     if unknown := sorted(set(body) - {"prompt", "messages", "cache_salt", "model"}):
-        raise HTTPException(400, f"a pin has no {unknown[0]!r}")
+        raise HTTPException(400, f"a pin has no {quoted(unknown[0])}")
     prompt, messages = body.get("prompt"), body.get("messages")
     if (prompt is None) == (messages is None):
         raise HTTPException(400, "give either a prompt or messages")

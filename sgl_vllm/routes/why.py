@@ -12,6 +12,7 @@ from typing import Annotated, Any  # Any: JSON
 from fastapi import APIRouter, Header, HTTPException, Query, Request
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.routes.bodies import is_unicode
 from sgl_vllm.routes.engines import ask_engines
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
@@ -46,8 +47,8 @@ async def why(
     if not requests:
         raise HTTPException(
             404,
-            f"no request {request_id!a} is known here: it may be forgotten or not admitted yet, "
-            "its cache_salt may be missing (header X-Cache-Salt), or the part `radix` may be off "
+            f"no request {quoted(request_id)} is known here: it may be forgotten or not admitted "
+            "yet, its cache_salt may be missing (header X-Cache-Salt), or the part `radix` may be off "
             "(see /v1/sgl/stats)",
         )
     sides = [one[side] for one in requests for side in ("prompt", "cached") if side in one]

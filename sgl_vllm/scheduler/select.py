@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 
 from sgl_vllm.counters import counter
 from sgl_vllm.part import EngineView, Part
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ class ScoredRequests:
         if not is_valid:
             # Without the value, which can be a text of any size, as the id can be.
             logger.warning(
-                "%s of request %.100s is ignored: it must be an index from 1 to the length of the "
+                "%s of request %s is ignored: it must be an index from 1 to the length of the "
                 "prompt (%d), in a request with prompt_logprobs. The whole prompt is computed",
                 SCORE_FROM,
-                request.request_id,
+                quoted(request.request_id),
                 request.num_prompt_tokens,
             )
             return
@@ -107,9 +108,9 @@ class ScoredRequests:
                 continue
             if count > len(tensors.logprobs):
                 logger.error(
-                    "Request %.100s asks for %d prompt log-probabilities, but only %d were "
+                    "Request %s asks for %d prompt log-probabilities, but only %d were "
                     "computed. It gets none. Please report this",
-                    output.request_id,
+                    quoted(output.request_id),
                     count,
                     len(tensors.logprobs),
                 )

@@ -23,6 +23,7 @@ from sgl_vllm.fsm.forecast import (
     likelihood_of_forced,
 )
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
+from sgl_vllm.protocol.quoting import quoted
 
 logger = init_logger("vllm.sgl_vllm.fsm")
 
@@ -77,7 +78,8 @@ class SglGrammar(StructuredOutputGrammar):
             if self._is_terminated:
                 return True
             if not self._accept(token):
-                logger.error("the grammar of request %s refuses token %d", request_id, token)
+                shown = quoted(request_id)
+                logger.error("the grammar of request %s refuses token %d", shown, token)
                 return False
             self._allowance = min(MAX_ALLOWANCE, self._allowance + ALLOWANCE_PER_TOKEN)
         return True
