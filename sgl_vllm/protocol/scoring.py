@@ -12,6 +12,8 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar  # Any: what a coroutine sends is not used
 
+from sgl_vllm.protocol.request_keys import SCORE_FROM
+
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 Cost = TypeVar("Cost")
@@ -68,6 +70,16 @@ class Model(Protocol[Cost_co]):
         """The log-probability of each of `tokens` right after `ids`, with what each request for
         them has cost; None where that takes as much as `prompt_logprobs`."""
         ...
+
+
+def check_score_from(value: object, num_prompt_tokens: int, *, has_logprobs: bool) -> None:
+    """Raises ValueError if `value` cannot be the `SCORE_FROM` of a request, which has
+    `prompt_logprobs` or not. The message does not quote it."""
+    if not (has_logprobs and type(value) is int and 1 <= value <= num_prompt_tokens):
+        raise ValueError(
+            f"{SCORE_FROM} has to be an index from 1 to the length of the prompt "
+            f"({num_prompt_tokens}), in a request with prompt_logprobs"
+        )
 
 
 class NothingToScoreError(ValueError):

@@ -60,7 +60,7 @@ class TokenKeys:
     """
 
     def __init__(self) -> None:
-        self._numbers: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._numbers: OrderedDict[tuple[bytes, int], int] = OrderedDict()
         self._num_given = 0
 
     def pack(self, request: Request, start: int = 0) -> Tokens:
@@ -79,13 +79,15 @@ class TokenKeys:
         """Write the keys of one input into `keys`, shape (tokens,)."""
         begin, length = feature.mm_position.offset, feature.mm_position.length
         # The first position may be no embedding but a token, which the number replaces.
-        number = self._number_of((feature.identifier, int(keys[begin])))
+        # A client may choose the identifier, of any length.
+        digest = hashlib.sha256(feature.identifier.encode(errors="surrogatepass")).digest()
+        number = self._number_of((digest, int(keys[begin])))
         is_embed = feature.mm_position.is_embed
         indices = np.arange(length) if is_embed is None else np.flatnonzero(is_embed.numpy())
         keys[begin + indices] = _INSIDE - indices
         keys[begin] = number
 
-    def _number_of(self, content: tuple[str, int]) -> int:
+    def _number_of(self, content: tuple[bytes, int]) -> int:
         number = self._numbers.get(content)
         if number is None:
             self._num_given += 1

@@ -34,6 +34,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import match, pins, tree, why
+from sgl_vllm.routes.admission import refuse_echo_of_scored
 from sgl_vllm.routes.bodies import JSON_ONLY
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
@@ -116,7 +117,8 @@ class SglEndpointPlugin:
         incoming = IncomingRequests(
             state.sgl_vllm_tenants, lambda: config.cache_config.block_size or 1
         )
-        incoming.attach(processor)
+        incoming.attach(engine_client)
+        refuse_echo_of_scored(state.online_renderer)
         end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             from sgl_vllm.routes import chat_segments

@@ -12,9 +12,11 @@ from fastapi import Depends, HTTPException, Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from vllm.config import ModelConfig
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
 
@@ -123,6 +125,25 @@ def optional_text(body: dict[str, Any], name: str) -> str | None:
     if value is None or (isinstance(value, str) and value and is_unicode(value)):
         return value
     raise HTTPException(400, f"{name} has to be a text, and not empty")
+
+
+def salt_of(body: dict[str, Any]) -> str | None:
+    """The `cache_salt` of a body, which is as vLLM's own routes take it.
+
+    Raises:
+        HTTPException: 400 for any other.
+    """
+    salt = optional_text(body, "cache_salt")
+    check_salt(salt)
+    return salt
+
+
+def check_salt(salt: str | None) -> None:
+    """Raises HTTPException 400 for a salt that vLLM's own routes refuse."""
+    try:
+        validate_cache_salt(salt)
+    except VLLMValidationError as error:
+        raise HTTPException(400, str(error)) from None
 
 
 class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):

@@ -1,9 +1,8 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
-Owns four rules: text and numbers that cannot be sent to an engine are a 400 instead of an error in
-the server, so is a format that an engine refuses, the tenant decides the `cache_salt`
-(`tenants.py`), and the reported number of cached tokens is rounded where it could reveal another
-client's prompt.
+Owns four rules: what cannot be sent or meant is a 400 (`admission.py`), so is a format that an
+engine refuses, the tenant decides the `cache_salt` (`tenants.py`), and the reported number of
+cached tokens is rounded where it could reveal another client's prompt.
 
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could
 guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a
@@ -15,25 +14,24 @@ exact.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any  # Any: arguments of vLLM's
 from weakref import WeakSet
 
-import msgspec
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
-from vllm.v1.engine.async_llm import InputStreamError
+from vllm.v1.engine.async_llm import AsyncLLM, InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from sgl_vllm.protocol.request_keys import SEGMENTS
-from sgl_vllm.protocol.segments import check_reuse, with_length
-from sgl_vllm.routes.bodies import is_unicode
+from sgl_vllm.protocol.segments import with_length
+from sgl_vllm.routes.admission import check_params, check_request
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
 
 
 class IncomingRequests:
-    """The rules for one live `OutputProcessor`, which sees each request before the engines do.
+    """The rules for the requests of one live `AsyncLLM`.
 
     Args:
         tenants: what names a request's tenant.
@@ -45,10 +43,27 @@ class IncomingRequests:
         self._block_size = block_size
         self._with_salt: WeakSet[RequestState] = WeakSet()
 
-    def attach(self, processor: OutputProcessor) -> None:
+    def attach(self, client: AsyncLLM) -> None:
         """Apply the rules to every request from now on."""
 
         # Any: arguments of vLLM's that pass through.
+        @wrap(client, "add_request")
+        async def add_checked(
+            original: Callable[..., Awaitable[Any]],
+            request_id: str,
+            prompt: Any,
+            params: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            check_params(params)
+            return await original(request_id, prompt, params, *args, **kwargs)
+
+        self._attach(client.output_processor)
+
+    def _attach(self, processor: OutputProcessor) -> None:
+        """The output processor sees each request as it will be sent."""
+
         @wrap(processor, "add_request")
         def add_request(
             original: Callable[..., None],
@@ -57,7 +72,7 @@ class IncomingRequests:
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            check(request)
+            check_request(request)
             params = request.sampling_params
             if params is not None and params.extra_args and SEGMENTS in params.extra_args:
                 params.extra_args = with_length(params.extra_args, prompt)
@@ -104,30 +119,3 @@ def _refuse(state: RequestState, output: EngineCoreOutput) -> None:
         return
     if isinstance(reason := output.stop_reason, str):
         state.queue.put(InputStreamError(VLLMValidationError(reason)))
-
-
-def check(request: EngineCoreRequest) -> None:
-    """Raises VLLMValidationError, a 400, for what cannot be sent to an engine. Says no value."""
-    for name, text in (("request_id", request.request_id), ("cache_salt", request.cache_salt)):
-        if text is not None and not is_unicode(text):
-            raise VLLMValidationError(f"{name} is not valid Unicode: it has half a surrogate pair")
-    params = request.sampling_params
-    if params is None:
-        return
-    if not all(map(is_unicode, (*(params.stop or ()), *(params.bad_words or ())))):
-        raise VLLMValidationError("stop or bad_words is not valid Unicode: it has half a character")
-    if not params.extra_args:
-        return
-    try:
-        check_reuse(params.extra_args)
-    except ValueError as error:
-        raise VLLMValidationError(str(error)) from None
-    try:
-        msgspec.msgpack.encode(params.extra_args)
-    except TypeError:  # an object of vLLM's own, which it knows how to send
-        pass
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise VLLMValidationError(
-            f"vllm_xargs cannot be used ({type(error).__name__}): text has to be valid Unicode, "
-            "integers have at most 64 bits, and lists are not nested deeply"
-        ) from None

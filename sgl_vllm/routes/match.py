@@ -34,6 +34,7 @@ from sgl_vllm.routes.bodies import (
     json_object,
     lora_of,
     optional_text,
+    salt_of,
     tokenized,
     unreadable_messages,
 )
@@ -152,7 +153,7 @@ def parse_match(body: dict[str, Any]) -> MatchBody:
     limit, unit = (MAX_CHARS, "characters") if of_text else (MAX_TOKENS, "tokens")
     if size > limit:
         raise HTTPException(400, f"the candidates have {size:,} {unit}; at most {limit:,} can be")
-    cache_salt, model = optional_text(body, "cache_salt"), optional_text(body, "model")
+    cache_salt, model = salt_of(body), optional_text(body, "model")
     return MatchBody(candidates, prompt, messages, cache_salt, model)
 
 

@@ -31,6 +31,7 @@ from sgl_vllm.routes.bodies import (
     json_object,
     lora_of,
     optional_text,
+    salt_of,
     tokenized,
     unreadable_messages,
 )
@@ -179,7 +180,7 @@ def parse_pin(body: dict[str, Any]) -> PinBody:
         raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
     if messages is not None and not is_text_chat(messages):
         raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
-    cache_salt, model = optional_text(body, "cache_salt"), optional_text(body, "model")
+    cache_salt, model = salt_of(body), optional_text(body, "model")
     return PinBody(prompt, messages, cache_salt, model)
 
 

@@ -13,28 +13,27 @@ from fastapi import APIRouter, Header, HTTPException, Query, Request
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.protocol.quoting import quoted
-from sgl_vllm.routes.bodies import is_unicode
+from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
+from sgl_vllm.routes.bodies import check_salt, is_unicode
 from sgl_vllm.routes.engines import ask_engines
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 from sgl_vllm.routes.tree import MAX_TEXT_TOKENS, add_texts
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
-MAX_ID_LENGTH = 512
-MAX_SALT_LENGTH = 4096
-
 
 @router.get("/why")
 async def why(
     request: Request,
-    request_id: Annotated[str, Query(alias="request", min_length=1, max_length=MAX_ID_LENGTH)],
-    x_cache_salt: Annotated[str | None, Header(max_length=MAX_SALT_LENGTH)] = None,
+    request_id: Annotated[str, Query(alias="request", min_length=1, max_length=MAX_ID_CHARS)],
+    x_cache_salt: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     """One entry per prompt and output of the request whose answer has the id `request`.
 
     A request with a `cache_salt` is found only if the header `X-Cache-Salt` has it; not the query,
     which servers log. 404 if there is none, also if it is another tenant's, or is forgotten.
     """
+    check_salt(x_cache_salt or None)
     client: AsyncLLM = request.app.state.engine_client
     tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
     salt = tenants.salt(x_cache_salt or None)
@@ -48,8 +47,8 @@ async def why(
         raise HTTPException(
             404,
             f"no request {quoted(request_id)} is known here: it may be forgotten or not admitted "
-            "yet, its cache_salt may be missing (header X-Cache-Salt), or the part `radix` may be off "
-            "(see /v1/sgl/stats)",
+            "yet, its cache_salt may be missing (header X-Cache-Salt), or the part `radix` may be "
+            "off (see /v1/sgl/stats)",
         )
     sides = [one[side] for one in requests for side in ("prompt", "cached") if side in one]
     await add_texts(client, sides, MAX_TEXT_TOKENS)

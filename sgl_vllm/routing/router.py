@@ -26,7 +26,13 @@ from sgl_vllm.routing.costs import CostModel, Load, Route, Worker
 from sgl_vllm.routing.kv_event_index import KvEventCache, KvEventIndex
 from sgl_vllm.routing.kv_event_stream import KvEventStream
 from sgl_vllm.routing.load_book import LoadBook
-from sgl_vllm.routing.prefix_hashes import PrefixHasher, PrefixHashes, Prompt, prefix_length
+from sgl_vllm.routing.prefix_hashes import (
+    PrefixHasher,
+    PrefixHashes,
+    Prompt,
+    prefix_length,
+    seed_of,
+)
 
 DEFAULT_CAPACITY_TOKENS = 1_000_000
 """The assumed size of a worker's cache."""
@@ -99,7 +105,7 @@ class PrefixRouter:
         self._book = LoadBook()
         self._workers: dict[Worker, _WorkerState] = {}
         self._slots: list[_WorkerState | None] = []
-        self._groups: OrderedDict[tuple[CacheNamespace, Hashable], _WorkerState] = OrderedDict()
+        self._groups: OrderedDict[int, _WorkerState] = OrderedDict()  # by a hash of the name
         self._expire_next = 0
 
     # -- workers --------------------------------------------------------------------------------
@@ -202,7 +208,7 @@ class PrefixRouter:
         slot = self._pick(hashed.num_tokens, cached, waiting)
         costs = hashed.num_tokens - cached + waiting
         if group is not None:
-            slot = self._pick_for_group((namespace, group), slot, costs)
+            slot = self._pick_for_group(seed_of(namespace, repr(group)), slot, costs)
         state = self._slots[slot]
         assert state is not None
         output_tokens = self.cost.output_tokens
@@ -260,9 +266,7 @@ class PrefixRouter:
             slots = slots[np.lexsort((self._book.sent[slots], waiting[slots]))]
         return int(slots[0])
 
-    def _pick_for_group(
-        self, group: tuple[CacheNamespace, Hashable], cheapest: int, costs: NDArray[np.float64]
-    ) -> int:
+    def _pick_for_group(self, group: int, cheapest: int, costs: NDArray[np.float64]) -> int:
         """The slot of the group's worker, or the cheapest one if the group moves there."""
         state = self._groups.get(group)
         slot = cheapest if state is None else state.slot

@@ -22,6 +22,7 @@ from sgl_vllm.counters import counter
 from sgl_vllm.part import EngineView, Part
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.scoring import check_score_from
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
@@ -64,21 +65,12 @@ class ScoredRequests:
         value = params.extra_args.get(SCORE_FROM) if params and params.extra_args else None
         if params is None or value is None:
             return
-        is_valid = (
-            isinstance(value, int)
-            and not isinstance(value, bool)
-            and 1 <= value <= request.num_prompt_tokens
-            and params.prompt_logprobs is not None
-        )
-        if not is_valid:
-            # Without the value, which can be a text of any size, as the id can be.
-            logger.warning(
-                "%s of request %s is ignored: it must be an index from 1 to the length of the "
-                "prompt (%d), in a request with prompt_logprobs. The whole prompt is computed",
-                SCORE_FROM,
-                quoted(request.request_id),
-                request.num_prompt_tokens,
-            )
+        has_logprobs = params.prompt_logprobs is not None
+        try:
+            check_score_from(value, request.num_prompt_tokens, has_logprobs=has_logprobs)
+        except ValueError as error:  # not from the server, which refuses it (`routes/admission.py`)
+            shown = quoted(request.request_id)
+            logger.warning("The whole prompt of request %s is computed: %s", shown, error)
             return
         request.skip_reading_prefix_cache = False
         self._first_token[request] = value

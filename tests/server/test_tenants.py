@@ -140,6 +140,8 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
         {"request_id": "\ud800"},
         {"vllm_xargs": {"sgl_program": "\ud800"}},
         {"stop": ["\ud800"]},
+        {"bad_words": ["\ud800"]},
+        {"session_id": "\ud800"},
         {"vllm_xargs": {"sgl_fork_group": 1 << 70}},
     ],
 )
@@ -154,6 +156,33 @@ def test_half_a_surrogate_pair_or_a_huge_number_is_a_400(server, broken) -> None
         status = answer.status_code if route == "completions" else answer.json()["status"]
         assert status == 400, answer.text
     assert cached_tokens(server, [5, 6, 7]) == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("sgl/pin", {"prompt": "a"}),
+        ("sgl/match", {"candidates": ["a"]}),
+        ("sgl/score", {"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}]}),
+    ],
+)
+@pytest.mark.parametrize("salt", ["x" * 5_000_000, "x" * 129, "a/b", "a@b", "a\\b", "a\0", ""])
+def test_a_salt_that_vllm_refuses_is_refused_everywhere(server, route, body, salt) -> None:
+    answer = post(server, route, {**body, "cache_salt": salt})
+    assert answer.status_code == 400
+    assert "cache_salt" in answer.text and len(answer.text) < 2000
+
+
+def test_a_request_id_of_megabytes_is_refused_and_not_kept(server) -> None:
+    body: dict[str, Any] = {"model": "demo", "prompt": "a", "request_id": "x" * 5_000_000}
+    for stream in (False, True):
+        answer = post(server, "completions", {**body, "stream": stream})
+        assert "request_id is too long" in answer.text and len(answer.text) < 500
+    item = {"path": "completions", "body": body}
+    assert post(server, "sgl/batch", {"requests": [item]}).json()["status"] == 400
+    assert post(server, "completions", {**body, "request_id": "x" * 400}).status_code == 200
 
 
 def test_a_long_text_to_pin_is_refused_before_it_is_tokenized(server) -> None:

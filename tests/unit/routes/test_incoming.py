@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import InputStreamError
@@ -22,15 +23,9 @@ from tests.fake_engines import FakeEngine, fake_server
 BLOCK = 16
 
 
-def request(
-    name: str = "a",
-    salt: str | None = None,
-    stop: list[str] | None = None,
-    bad_words: list[str] | None = None,
-    **extra_args: Any,
-) -> EngineCoreRequest:
+def request(name: str = "a", salt: str | None = None, **extra_args: Any) -> EngineCoreRequest:
     params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-    params.extra_args, params.stop, params.bad_words = extra_args, stop, bad_words
+    params.extra_args = extra_args
     return EngineCoreRequest(
         request_id=name,
         external_req_id=name,
@@ -47,7 +42,8 @@ def request(
 
 def processor(tenants: TenantSource = NO_TENANTS) -> OutputProcessor:
     made = OutputProcessor(None, log_stats=True)
-    IncomingRequests(tenants, lambda: BLOCK).attach(made)
+    client: Any = SimpleNamespace(output_processor=made, add_request=None)
+    IncomingRequests(tenants, lambda: BLOCK).attach(client)
     return made
 
 
@@ -82,26 +78,6 @@ def test_without_a_salt_a_client_is_told_of_whole_blocks(num_cached, whole_block
 
 def test_with_a_salt_a_client_is_told_of_every_token() -> None:
     assert told("mine", 21) == (21, 79, 21)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"name": "a\ud800"},
-        {"salt": "\udfff"},
-        {"sgl_program": "\ud800"},
-        {"sgl_fork_group": 1 << 64},
-        {"sgl_report": ["\ud800"]},
-        {"stop": ["good", "\ud800"]},
-        {"bad_words": ["\udc00"]},
-    ],
-)
-def test_what_cannot_be_sent_to_an_engine_is_the_clients_error(broken) -> None:
-    answering = processor()
-    with pytest.raises(VLLMClientError) as refused:
-        answering.add_request(request(**broken), None)
-    assert str(refused.value).encode()
-    assert answering.request_states == {}
 
 
 # -- what the engine refuses
@@ -202,19 +178,6 @@ def test_an_unknown_source_of_tenants_is_refused(value) -> None:
 def test_sources_of_tenants() -> None:
     for value in ("none", "api_key", "header:X-Tenant-Id"):
         assert Options(tenant_from=value).tenant_from == value
-
-
-@pytest.mark.parametrize(
-    ("extra_args", "message"),
-    [
-        ({"sgl_reuse": "aproximate", "sgl_segments": [0, 4]}, 'has to be "approximate"'),
-        ({"sgl_reuse": "approximate"}, "needs sgl_segments"),
-        ({"sgl_reuse": "approximate", "sgl_segments": [4, 0]}, "has to go up"),
-    ],
-)
-def test_reuse_that_cannot_be_meant_is_a_400(extra_args, message) -> None:
-    with pytest.raises(VLLMValidationError, match=message):
-        processor().add_request(request(**extra_args), None)
 
 
 def test_marks_without_a_wish_to_reuse_are_for_routers() -> None:

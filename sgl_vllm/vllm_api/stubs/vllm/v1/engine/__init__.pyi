@@ -2,6 +2,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
@@ -36,6 +37,7 @@ class EngineCoreRequest:  # [routes, rank_routing, self_check]
     lora_request: LoRARequest | None
     cache_salt: str | None
     data_parallel_rank: int | None
+    prompt_embeds: Tensor | None
 
 class EngineCoreOutput:
     request_id: str

@@ -1,8 +1,12 @@
 # [routes]
+from typing import Any
+
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel, UsageInfo
 from vllm.logprobs import Logprob
 
-class CompletionRequest(OpenAIBaseModel): ...
+class CompletionRequest(OpenAIBaseModel):
+    echo: bool | None
+    vllm_xargs: dict[str, Any] | None
 
 class CompletionResponse(OpenAIBaseModel):
     choices: list[CompletionResponseChoice]
