@@ -8,10 +8,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from vllm.entrypoints.serve.exception_handling.handlers.validation import (
-    validation_exception_handler,
-)
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeResponse
 from vllm.lora.request import LoRARequest
@@ -149,8 +145,6 @@ class FakeTokenization:
 def fake_server(*engines: FakeEngine, api_key: str | None = None, root_path: str = "") -> FastAPI:
     """An app with our routes as vLLM builds it; `app.state.engine_client` is the FakeClient."""
     app = FastAPI(root_path=root_path)
-    app.exception_handler(RequestValidationError)(validation_exception_handler)
-    app.state.args = SimpleNamespace(log_error_stack=False)
     SglEndpointPlugin().attach_router(app)
     if api_key is not None:
         app.add_middleware(AuthenticationMiddleware, tokens=[api_key])

@@ -85,11 +85,13 @@ def check_score_from(value: object, num_prompt_tokens: int, *, has_logprobs: boo
 class NothingToScoreError(ValueError):
     """A choice has no token with a log-probability."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "a choice has no token that can be scored: the prompt before this select is "
-            "empty, and the model's tokenizer puts nothing before the first token"
-        )
+    def __init__(self, *, after_nothing: bool) -> None:
+        why = "it adds no token to the prompt"
+        if after_nothing:
+            why = (
+                "the prompt is empty, and the model's tokenizer puts nothing before the first token"
+            )
+        super().__init__(f"a choice has no token that can be scored: {why}")
 
 
 async def score(
@@ -116,7 +118,7 @@ async def score(
     scored_from = max(start, 1)
     rows, costs = await _after(model, list(prefix_ids[:start]), full_ids, warm=warm)
     if any(not logprobs for logprobs in rows):
-        raise NothingToScoreError
+        raise NothingToScoreError(after_nothing=not prefix_ids)
     alone: list[tuple[float | None, ...] | None] = [None] * len(full_ids)
     if unconditional:
         begin_ids = await model.begin_ids()

@@ -35,7 +35,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import match, pins, tree, why
 from sgl_vllm.routes.admission import refuse_echo_of_scored
-from sgl_vllm.routes.bodies import JSON_ONLY
+from sgl_vllm.routes.bodies import JSON_ONLY, OneSentence
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
@@ -47,7 +47,7 @@ from sgl_vllm.vllm_api.probe import missing_hooks
 
 logger = init_logger("vllm.sgl_vllm.server")
 
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 
 @router.get("/stats")

@@ -33,11 +33,11 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.logger import init_logger
 
-from sgl_vllm.routes.bodies import JSON_ONLY, json_object
+from sgl_vllm.routes.bodies import JSON_ONLY, OneSentence, json_object
 
 logger = init_logger("vllm.sgl_vllm.batch")
 
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 MAX_REQUESTS = 1024
 """In one batch."""

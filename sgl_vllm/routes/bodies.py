@@ -6,11 +6,15 @@ error is a 400 with one sentence. Does not own what a body means, which each rou
 
 from __future__ import annotations
 
-from typing import Any  # Any: the JSON of a request
+from collections.abc import Callable, Coroutine
+from typing import Any  # Any: the JSON of a request; an error of pydantic's
 
 from fastapi import Depends, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from vllm.config import ModelConfig
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -26,6 +30,34 @@ JSON_ONLY = [Depends(validate_json_request)]
 """Dependencies of every POST route: a 400 unless the content type is JSON, as on vLLM's own routes.
 A browser asks the server before it sends JSON from another site's page. It sends text and forms
 without asking."""
+
+MAX_SENTENCE_CHARS = 300
+
+
+class OneSentence(APIRoute):
+    """A route that refuses content types and parameters with one sentence, not a list of errors."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        original = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await original(request)
+            except RequestValidationError as error:
+                raise HTTPException(400, _sentence_of(error.errors()[0])) from None
+
+        return handle
+
+
+def _sentence_of(error: Any) -> str:
+    """One error of a validation: a text, or what is wrong and where."""
+    if isinstance(error, str):
+        return error
+    # Beside names and indices, a place has the kinds of pydantic's validators.
+    names = [one for one in map(str, error["loc"]) if one.isidentifier() or one.isdecimal()]
+    text = " ".join(f"{'.'.join(names)}: {error['msg']}".removeprefix(": ").split())
+    return text[:MAX_SENTENCE_CHARS].encode("ascii", "backslashreplace").decode()
+
 
 NOT_AN_OBJECT = "the body has to be a JSON object"
 
@@ -186,7 +218,7 @@ async def tokenized(
     return tokens
 
 
-def unreadable_messages(error: ValidationError) -> HTTPException:
-    """400 for messages that vLLM cannot read."""
+def unreadable(name: str, error: ValidationError) -> HTTPException:
+    """400 for something, such as messages, that vLLM cannot read."""
     first = error.errors(include_input=False, include_url=False)[0]
-    return HTTPException(400, f"messages cannot be read: {first['msg']}")
+    return HTTPException(400, f"{name} cannot be read: {_sentence_of(first)}")

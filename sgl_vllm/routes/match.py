@@ -28,6 +28,7 @@ from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
+    OneSentence,
     is_prompt,
     is_text_chat,
     is_unicode,
@@ -36,12 +37,12 @@ from sgl_vllm.routes.bodies import (
     optional_text,
     salt_of,
     tokenized,
-    unreadable_messages,
+    unreadable,
 )
 from sgl_vllm.routes.engines import ask_engines
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 MAX_CANDIDATES = 256
 """In one call."""
@@ -186,7 +187,7 @@ async def _packed(request: Request, body: MatchBody) -> tuple[Tokens, list[Token
             asked = [_ids(request, body, one) for one in body.candidates]
             return b"", [pack(ids) for ids in await asyncio.gather(*asked)]
         except ValidationError as error:
-            raise unreadable_messages(error) from None
+            raise unreadable("messages", error) from None
         except (VLLMClientError, ValueError) as error:
             raise HTTPException(400, f"a candidate cannot be tokenized: {error}") from None
 

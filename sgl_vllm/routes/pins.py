@@ -25,6 +25,7 @@ from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
+    OneSentence,
     is_prompt,
     is_text_chat,
     is_unicode,
@@ -33,13 +34,13 @@ from sgl_vllm.routes.bodies import (
     optional_text,
     salt_of,
     tokenized,
-    unreadable_messages,
+    unreadable,
 )
 from sgl_vllm.routes.engines import ask_engines, engine_ranks, reads
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer
 
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 ID_SEPARATOR = ","
 """Between the engines' pin ids in the one id that a client sees."""
@@ -201,7 +202,7 @@ async def _tokenize(request: Request, body: PinBody) -> list[int]:
             )
         tokens = await tokenized(request, wanted)
     except ValidationError as error:
-        raise unreadable_messages(error) from None
+        raise unreadable("messages", error) from None
     if not tokens:
         raise HTTPException(400, "this prompt has no tokens")
     return tokens

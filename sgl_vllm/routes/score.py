@@ -20,27 +20,38 @@ from typing import Any  # Any: the JSON of a request
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ValidationError
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from sgl_vllm.protocol import scoring
+from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
-from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled, parsed
+from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled
 from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
+    OneSentence,
     has_media,
     json_object,
+    optional_text,
+    salt_of,
+    unreadable,
 )
 
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
+
+Json = dict[str, Any]
 
 Usage = dict[str, Any]
 """As in an answer of `/v1/completions`."""
+
+_KEYS = {"model", "prompt", "continuations", "unconditional", "warm", "cache_salt", "request_id"}
+
+_A_PROMPT = 'an object {"prompt": "..."} or {"messages": [...]}'
 
 _NEXT_TOKEN = {"logprobs": 0, "return_tokens_as_token_ids": True}
 
@@ -51,20 +62,22 @@ NO_MEDIA = (
 )
 
 
-class ScoreRequest(BaseModel):
-    """`prompt` and each of `continuations`, which is the prompt with a choice after it, are bodies
-    of vLLM's `/tokenize`. `warm` sends what they share ahead. `cache_salt` is that of the requests
-    whose cached prefixes the scores may use."""
+TokenizeRequest = BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
 
-    model_config = ConfigDict(extra="forbid")
 
-    model: str | None = None
-    request_id: str | None = None
-    cache_salt: str | None = Field(default=None, min_length=1)
-    prompt: dict[str, Any]
-    continuations: list[dict[str, Any]] = Field(min_length=1, max_length=scoring.MAX_CONTINUATIONS)
-    unconditional: bool = False
-    warm: bool = False
+@dataclass(frozen=True, slots=True)
+class ScoreBody:
+    """`prompt` and each of `continuations`, which is the prompt with a choice after it, are
+    requests to vLLM's `/tokenize`. `warm` sends what they share ahead. `cache_salt` is that of the
+    requests whose cached prefixes the scores may use."""
+
+    prompt: TokenizeRequest
+    continuations: list[TokenizeRequest]
+    unconditional: bool
+    warm: bool
+    model: str | None
+    request_id: str | None
+    cache_salt: str | None
 
 
 class Refused(Exception):
@@ -81,16 +94,13 @@ async def score(request: Request) -> Response:
 
     400 for a body that cannot be read or scored; what vLLM refuses is answered as vLLM would.
     """
-    return await _score(await json_object(request), request)
+    return await _score(parse_score(await json_object(request)), request)
 
 
 @with_cancellation
-async def _score(body: dict[str, Any], raw_request: Request) -> Response:
+async def _score(asked: ScoreBody, raw_request: Request) -> Response:
     with counted_as_load(raw_request.app.state):
         try:
-            asked = parsed(ScoreRequest, body)
-            if any(map(has_media, (asked.prompt, *asked.continuations))):
-                raise HTTPException(400, NO_MEDIA)
             model = _Served(raw_request, asked.model, asked.request_id, asked.cache_salt)
             prefix_ids, *full_ids = await all_answers(
                 [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]
@@ -108,6 +118,91 @@ async def _score(body: dict[str, Any], raw_request: Request) -> Response:
     return JSONResponse({"choices": choices, "usages": list(scored.costs)})
 
 
+# -- the body
+
+
+def parse_score(body: Json) -> ScoreBody:
+    """Raises HTTPException 400 with one sentence about what is wrong."""
+    if unknown := sorted(body.keys() - _KEYS):
+        raise HTTPException(400, f"a score has no {quoted(unknown[0])}")
+    prompt, continuations = body.get("prompt"), body.get("continuations")
+    if not isinstance(prompt, dict):
+        raise HTTPException(400, f"prompt has to be {_A_PROMPT}")
+    if not isinstance(continuations, list) or not continuations:
+        raise HTTPException(400, f"continuations has to be a list, and not empty, of {_A_PROMPT}")
+    if len(continuations) > scoring.MAX_CONTINUATIONS:
+        most = f"at most {scoring.MAX_CONTINUATIONS:,} are scored"
+        raise HTTPException(400, f"{len(continuations):,} continuations; {most}")
+    if not all(isinstance(one, dict) for one in continuations):
+        raise HTTPException(400, f"each of the continuations has to be {_A_PROMPT}")
+    if any(map(has_media, (prompt, *continuations))):
+        raise HTTPException(400, NO_MEDIA)
+    model = optional_text(body, "model")
+    requests = [
+        _tokenize_request(name, one, model)
+        for name, one in (("prompt", prompt), *(("a continuation", one) for one in continuations))
+    ]
+    if not all(begins_with(one, prompt) for one in continuations):
+        raise HTTPException(400, "each continuation must begin with the prompt")
+    return ScoreBody(
+        requests[0],
+        requests[1:],
+        _flag(body, "unconditional"),
+        _flag(body, "warm"),
+        model,
+        optional_text(body, "request_id"),
+        salt_of(body),
+    )
+
+
+def _flag(body: Json, name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise HTTPException(400, f"{name} has to be true or false")
+    return value
+
+
+def _tokenize_request(name: str, prompt: Json, model: str | None) -> TokenizeRequest:
+    is_chat = "messages" in prompt
+    kind = BoundedTokenizeChatRequest if is_chat else BoundedTokenizeCompletionRequest
+    try:
+        return kind.model_validate({**prompt, "model": model})
+    except ValidationError as error:
+        raise unreadable(name, error) from None
+    except RecursionError:
+        raise HTTPException(400, f"{name} is nested too deeply") from None
+
+
+def begins_with(continuation: Json, prompt: Json) -> bool:
+    """Whether a continuation is the prompt with something after it, or nothing. Both can be
+    tokenized."""
+    if "messages" not in prompt:
+        return str(continuation.get("prompt", "")).startswith(prompt["prompt"])
+    messages, wanted = continuation.get("messages", []), prompt["messages"]
+    if not wanted:  # vLLM refuses it
+        return True
+    *before, last = wanted
+    num_before = len(before)
+    has_all = len(messages) > num_before and messages[:num_before] == before
+    return has_all and _extends(messages[num_before], last)
+
+
+def _extends(message: Json, wanted: Json) -> bool:
+    """Whether a message is the wanted one, or has further text at its end."""
+    is_alike = {**message, "content": None} == {**wanted, "content": None}
+    return is_alike and _text(message).startswith(_text(wanted))
+
+
+def _text(message: Json) -> str:
+    content = message.get("content") or ""
+    if not isinstance(content, list):
+        return str(content)
+    return "".join(str(part.get("text")) if isinstance(part, dict) else part for part in content)
+
+
+# -- the model
+
+
 @dataclass(frozen=True)
 class _Served:
     """The model behind vLLM's serving objects, for one request; `scoring.Model`."""
@@ -117,18 +212,15 @@ class _Served:
     request_id: str | None
     cache_salt: str | None
 
-    async def tokenize(self, prompt: dict[str, Any]) -> list[int]:
-        is_chat = "messages" in prompt
-        kind = BoundedTokenizeChatRequest if is_chat else BoundedTokenizeCompletionRequest
+    async def tokenize(self, prompt: TokenizeRequest) -> list[int]:
         handler = self.request.app.state.serving_tokenization
-        asked = parsed(kind, {**prompt, "model": self.model})
-        answer = await handler.create_tokenize(asked, self.request)
+        answer = await handler.create_tokenize(prompt, self.request)
         if isinstance(answer, ErrorResponse):
             raise Refused(answer)
         return list(answer.tokens)
 
     async def begin_ids(self) -> list[int]:
-        return await self.tokenize({"prompt": ""})
+        return await self.tokenize(BoundedTokenizeCompletionRequest(model=self.model, prompt=""))
 
     async def warm_ids(self, ids: list[int]) -> Usage:
         return _usage(await self._run({"prompt": ids}))

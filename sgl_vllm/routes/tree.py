@@ -19,10 +19,11 @@ from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from sgl_vllm.routes.bodies import OneSentence
 from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.routes.engines import ask_engines
 
-router = APIRouter(tags=["sgl-vllm"])
+router = APIRouter(tags=["sgl-vllm"], route_class=OneSentence)
 
 PAGE = Path(__file__).with_name("tree.html")
 HISTORY = Path(__file__).with_name("history.js")

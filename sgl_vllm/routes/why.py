@@ -14,12 +14,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
-from sgl_vllm.routes.bodies import check_salt, is_unicode
+from sgl_vllm.routes.bodies import OneSentence, check_salt, is_unicode
 from sgl_vllm.routes.engines import ask_engines
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 from sgl_vllm.routes.tree import MAX_TEXT_TOKENS, add_texts
 
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 
 @router.get("/why")

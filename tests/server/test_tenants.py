@@ -180,8 +180,9 @@ def test_a_request_id_of_megabytes_is_refused_and_not_kept(server) -> None:
     for stream in (False, True):
         answer = post(server, "completions", {**body, "stream": stream})
         assert "request_id is too long" in answer.text and len(answer.text) < 500
-    item = {"path": "completions", "body": body}
-    assert post(server, "sgl/batch", {"requests": [item]}).json()["status"] == 400
+    whole = {"requests": [{"path": "completions", "body": body}]}
+    answer = httpx.post(f"{server.url}/v1/sgl/batch", json=whole, timeout=60).json()
+    assert answer["status"] == 400
     assert post(server, "completions", {**body, "request_id": "x" * 400}).status_code == 200
 
 

@@ -1,0 +1,109 @@
+"""What `POST /v1/sgl/score` takes, and what it says of all else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from sgl_vllm.routes.score import begins_with, parse_score
+from tests.fake_engines import FakeEngine, fake_server
+
+A, AB = {"prompt": "a"}, {"prompt": "ab"}
+NOT_A_PROMPT = 'an object {"prompt": "..."} or {"messages": [...]}'
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": [*messages], **more}
+
+
+def refusal(body: Any) -> tuple[int, str]:
+    client = TestClient(fake_server(FakeEngine()))
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/sgl/score", content=json.dumps(body), headers=headers)
+    return answer.status_code, answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ([], "the body has to be a JSON object"),
+        ({}, f"prompt has to be {NOT_A_PROMPT}"),
+        ({"prompt": "a", "continuations": ["ab"]}, f"prompt has to be {NOT_A_PROMPT}"),
+        ({"prompt": A}, f"continuations has to be a list, and not empty, of {NOT_A_PROMPT}"),
+        (
+            {"prompt": A, "continuations": []},
+            f"continuations has to be a list, and not empty, of {NOT_A_PROMPT}",
+        ),
+        (
+            {"prompt": A, "continuations": AB},
+            f"continuations has to be a list, and not empty, of {NOT_A_PROMPT}",
+        ),
+        (
+            {"prompt": A, "continuations": [AB, "ab"]},
+            f"each of the continuations has to be {NOT_A_PROMPT}",
+        ),
+        ({"prompt": A, "continuations": [AB] * 1025}, "1,025 continuations; at most 1,024 are"),
+        ({"prompt": A, "continuations": [AB], "wram": 1}, "a score has no 'wram'"),
+        ({"prompt": A, "continuations": [AB], "x\n" * 999: 1}, r"a score has no 'x\nx\n"),
+        ({"prompt": A, "continuations": [AB], "warm": "yes"}, "warm has to be true or false"),
+        ({"prompt": A, "continuations": [AB], "unconditional": 1}, "unconditional has to be true"),
+        ({"prompt": A, "continuations": [AB], "model": ["m"]}, "model has to be a text"),
+        ({"prompt": A, "continuations": [AB], "cache_salt": 5}, "cache_salt has to be a text"),
+        ({"prompt": A, "continuations": [AB], "cache_salt": "x" * 200}, "at most 128 characters"),
+        ({"prompt": {"prompt": 5}, "continuations": [AB]}, "prompt cannot be read: prompt: Input"),
+        ({"prompt": {"text": "a"}, "continuations": [AB]}, "prompt cannot be read: prompt: Field"),
+        ({"prompt": A, "continuations": [AB, {}]}, "a continuation cannot be read: prompt: Field"),
+        ({"prompt": chat("a"), "continuations": [AB]}, "prompt cannot be read: messages"),  # type: ignore[arg-type]
+        ({"prompt": {"messages": 5}, "continuations": [AB]}, "prompt cannot be read: messages"),
+        ({"prompt": A, "continuations": [AB, {"prompt": "b"}]}, "each continuation must begin"),
+    ],
+)
+def test_a_body_of_the_wrong_shape_is_refused_in_one_sentence(body: Any, sentence: str) -> None:
+    status, said = refusal(body)
+    assert status == 400
+    assert sentence in said
+    assert said.isprintable() and len(said) < 400 and "validation error" not in said
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continuation"),
+    [
+        (A, AB),
+        (A, A),
+        ({"prompt": ""}, A),
+        (chat(user("Hi")), chat(user("Hi"), assistant("Ho"), add_generation_prompt=False)),
+        (chat(user("Hi"), assistant("It")), chat(user("Hi"), assistant("It was"))),
+        (chat(user([{"type": "text", "text": "Hi"}])), chat(user("Hi"), assistant("Ho"))),
+    ],
+)
+def test_a_continuation_begins_with_the_prompt(prompt: Any, continuation: Any) -> None:
+    assert begins_with(continuation, prompt)
+    asked = parse_score({"prompt": prompt, "continuations": [continuation]})
+    assert len(asked.continuations) == 1 and not asked.warm
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continuation"),
+    [
+        ({"prompt": "The capital is"}, {"prompt": "Lima"}),
+        (A, chat(user("a"))),
+        (chat(user("a")), A),
+        (chat(user("Hi")), chat(user("Ho"), assistant("a"))),
+        (chat(user("Hi")), chat(assistant("Hi"))),
+        (chat(user("Hi"), user("Ho")), chat(user("Hi"))),
+        (chat(user("Hi"), assistant("It was")), chat(user("Hi"), assistant("It"))),
+    ],
+)
+def test_another_text_is_no_continuation(prompt: Any, continuation: Any) -> None:
+    assert not begins_with(continuation, prompt)
