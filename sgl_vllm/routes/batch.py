@@ -218,6 +218,7 @@ class BatchResponse(Response):
 
     def _end(self, running: Running, answer: Response) -> None:
         self._forget(running)
+        running.task = None  # it holds the answer, which is in the line
         head = b'{"index":%d,"status":%d,"body":' % (running.item.index, answer.status_code)
         self._lines.put_nowait(b"".join((head, answer.body, b"}\n")))
 

@@ -55,8 +55,13 @@ def _sentence_of(error: Any) -> str:
         return error
     # Beside names and indices, a place has the kinds of pydantic's validators.
     names = [one for one in map(str, error["loc"]) if one.isidentifier() or one.isdecimal()]
-    text = " ".join(f"{'.'.join(names)}: {error['msg']}".removeprefix(": ").split())
-    return text[:MAX_SENTENCE_CHARS].encode("ascii", "backslashreplace").decode()
+    return one_line(f"{'.'.join(names)}: {error['msg']}".removeprefix(": "))
+
+
+def one_line(text: object) -> str:
+    """An error's text, which may quote a client's and have line breaks, as it can be answered."""
+    line = " ".join(str(text)[:MAX_SENTENCE_CHARS].split())
+    return line.encode("ascii", "backslashreplace").decode()
 
 
 NOT_AN_OBJECT = "the body has to be a JSON object"

@@ -34,6 +34,7 @@ from sgl_vllm.routes.bodies import (
     is_unicode,
     json_object,
     lora_of,
+    one_line,
     optional_text,
     salt_of,
     tokenized,
@@ -189,7 +190,9 @@ async def _packed(request: Request, body: MatchBody) -> tuple[Tokens, list[Token
         except ValidationError as error:
             raise unreadable("messages", error) from None
         except (VLLMClientError, ValueError) as error:
-            raise HTTPException(400, f"a candidate cannot be tokenized: {error}") from None
+            raise HTTPException(
+                400, f"a candidate cannot be tokenized: {one_line(error)}"
+            ) from None
 
 
 async def _ids(request: Request, body: MatchBody, candidate: str) -> list[int]:

@@ -31,6 +31,7 @@ from sgl_vllm.routes.bodies import (
     is_unicode,
     json_object,
     lora_of,
+    one_line,
     optional_text,
     salt_of,
     tokenized,
@@ -89,7 +90,7 @@ async def pin(request: Request) -> dict[str, Any]:
             )
             await asyncio.gather(*computing)
     except (VLLMClientError, ValueError) as error:
-        raise HTTPException(400, f"this prefix cannot be computed: {error}") from None
+        raise HTTPException(400, f"this prefix cannot be computed: {one_line(error)}") from None
     tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
     arguments = {
         "token_ids": tokens,

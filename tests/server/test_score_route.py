@@ -121,7 +121,7 @@ PICTURE = {
     [
         ({}, 400, "prompt"),
         ({"prompt": {"prompt": "a"}, "continuations": []}, 400, "continuations"),
-        ({"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}] * 1025}, 400, "1024"),
+        ({"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}] * 1025}, 400, "1,024"),
         ({"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}], "x": 1}, 400, "x"),
         ({"prompt": {"text": "a"}, "continuations": [{"prompt": "ab"}]}, 400, "prompt"),
         (

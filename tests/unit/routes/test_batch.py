@@ -133,6 +133,48 @@ def test_the_start_of_a_batch_leaves_turns_to_others():
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_lines():
+    """Its requests run to their end, and other tasks on the same loop get their turns."""
+
+    async def main() -> None:
+        app = fake_server(FakeEngine())
+        serving = app.state.openai_serving_completion = Serving()
+        whole = json.dumps({"requests": [item(f"{i}") for i in range(300)]}).encode()
+        num_turns = num_sends = 0
+        incoming = iter([{"type": "http.request", "body": whole, "more_body": False}])
+
+        async def receive() -> Any:
+            if (message := next(incoming, None)) is None:
+                await asyncio.Event().wait()  # it stays connected
+            return message
+
+        async def send(message: Any) -> None:
+            nonlocal num_sends
+            num_sends += 1
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()  # the connection takes no more
+
+        async def other() -> None:
+            nonlocal num_turns
+            while len(serving.load) < 300:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        path = "/v1/sgl/batch"
+        headers = [(b"content-type", b"application/json")]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path}
+        scope |= {"headers": headers, "query_string": b"", "root_path": ""}
+        answering = asyncio.create_task(app(scope, receive, send))
+        await other()
+        assert num_turns >= 300 // STARTED_AT_ONCE
+        assert num_sends <= 2, "further lines wait until the first are taken"
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        assert app.state.sgl_vllm_running == {}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_ids_are_forgotten_with_their_batch():
     client = connect(Serving(bad=raising(KeyError("x"))))
     run(client, item("a", id="a"), item("bad", id="b"))
