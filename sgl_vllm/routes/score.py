@@ -125,6 +125,27 @@ def parse_score(body: Json) -> ScoreBody:
     """Raises HTTPException 400 with one sentence about what is wrong."""
     if unknown := sorted(body.keys() - _KEYS):
         raise HTTPException(400, f"a score has no {quoted(unknown[0])}")
+    model = optional_text(body, "model")
+    try:
+        prompt, continuations = _prompts_of(body)
+        requests = [_tokenize_request("prompt", prompt, model)]
+        requests += [_tokenize_request("a continuation", one, model) for one in continuations]
+        if not all(begins_with(one, prompt) for one in continuations):
+            raise HTTPException(400, "each continuation must begin with the prompt")
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+    return ScoreBody(
+        requests[0],
+        requests[1:],
+        _flag(body, "unconditional"),
+        _flag(body, "warm"),
+        model,
+        optional_text(body, "request_id"),
+        salt_of(body),
+    )
+
+
+def _prompts_of(body: Json) -> tuple[Json, list[Json]]:
     prompt, continuations = body.get("prompt"), body.get("continuations")
     if not isinstance(prompt, dict):
         raise HTTPException(400, f"prompt has to be {_A_PROMPT}")
@@ -137,22 +158,7 @@ def parse_score(body: Json) -> ScoreBody:
         raise HTTPException(400, f"each of the continuations has to be {_A_PROMPT}")
     if any(map(has_media, (prompt, *continuations))):
         raise HTTPException(400, NO_MEDIA)
-    model = optional_text(body, "model")
-    requests = [
-        _tokenize_request(name, one, model)
-        for name, one in (("prompt", prompt), *(("a continuation", one) for one in continuations))
-    ]
-    if not all(begins_with(one, prompt) for one in continuations):
-        raise HTTPException(400, "each continuation must begin with the prompt")
-    return ScoreBody(
-        requests[0],
-        requests[1:],
-        _flag(body, "unconditional"),
-        _flag(body, "warm"),
-        model,
-        optional_text(body, "request_id"),
-        salt_of(body),
-    )
+    return prompt, continuations
 
 
 def _flag(body: Json, name: str) -> bool:
@@ -169,8 +175,6 @@ def _tokenize_request(name: str, prompt: Json, model: str | None) -> TokenizeReq
         return kind.model_validate({**prompt, "model": model})
     except ValidationError as error:
         raise unreadable(name, error) from None
-    except RecursionError:
-        raise HTTPException(400, f"{name} is nested too deeply") from None
 
 
 def begins_with(continuation: Json, prompt: Json) -> bool:
