@@ -18,7 +18,7 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
-from sgl_vllm.jump.part import least_run
+from sgl_vllm.jump.part import least_run, shows_end
 from sgl_vllm.jump.unique import UniqueTokens
 from sgl_vllm.protocol.quoting import quoted
 
@@ -68,7 +68,8 @@ class ForcedSource:
 
     def take(self, request: Request) -> list[int]:
         """The tokens forced after the last token of `request`; its grammar has accepted them. None
-        if the request's sampling parameters refuse one of them."""
+        if the request's sampling parameters refuse one of them. Without the token that ends the
+        text, if that is shown (`shows_end`)."""
         if request in self._excluded:
             return []
         try:
@@ -80,6 +81,8 @@ class ForcedSource:
         if forced and self._refuses(request, forced):
             self.take_back(request, len(forced))
             forced = []
+        if forced and self._has_shown_end(request):
+            forced = forced[:-1] if self.take_back(request, 1) else []
         if forecast is not None:
             ends = bool(forced) and live_grammar(self._manager, request) is None
             forecast.learn(ends or len(forced) >= WORTH_A_HELD_PASS)
@@ -91,6 +94,12 @@ class ForcedSource:
         except Exception:
             self._exclude(request)
             return True
+
+    def _has_shown_end(self, request: Request) -> bool:
+        """Whether the tokens taken last end the text of a request whose client sees that."""
+        params = request.sampling_params
+        is_seen = params is not None and shows_end(params)
+        return is_seen and live_grammar(self._manager, request) is None
 
     def num_canonical(self, request: Request, tokens: list[int]) -> int:
         """How many of the sampled `tokens` come before forced text that they spell in other tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from sgl_vllm.fsm.vllm.part import why_no_backend
@@ -129,6 +130,17 @@ def may_open(request: Request, limits: Limits) -> bool:
         or params.prompt_logprob_token_ids is not None
         or params.repetition_detection is not None
     )
+
+
+def shows_end(params: SamplingParams) -> bool:
+    """Whether a stream shows the token that ends it, as text or with its log-probability.
+
+    Stock vLLM sends that token by itself, and clients rely on it: they take what comes with other
+    tokens for text.
+    """
+    is_shown = params.num_logprobs is not None or not params.skip_special_tokens
+    is_stream = params.output_kind != RequestOutputKind.FINAL_ONLY
+    return is_stream and (is_shown or params.include_stop_str_in_output)
 
 
 def _has_no_embeds(request: Request) -> bool:

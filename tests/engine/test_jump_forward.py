@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.jump.jump import JumpForward
@@ -47,6 +48,35 @@ CASES: dict[str, dict[str, Any]] = {
     "presence penalty": {"presence_penalty": 1.3},
     "seed": {"seed": 5, "temperature": 1.0},
 }
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "logprobs": {"logprobs": 2},
+    "logprobs of given tokens": {"logprob_token_ids": [5]},
+    "special tokens as text": {"skip_special_tokens": False},
+    "the stop token as text": {"include_stop_str_in_output": True},
+}
+
+
+ENDS_IN_ONE_TOKEN = r"""%llguidance {}
+start: "{\"city\": \"" /[A-Z][a-z]{2,5}/ "\", \"seen\": true}"
+"""
+"""A grammar of guidance. Others may end in either of the model's two stop tokens, so that none is
+forced."""
+
+
+def chunks(engine: Engine, **more: Any) -> list[list[int]]:
+    """The tokens of each part of a stream."""
+    grammar = StructuredOutputsParams(grammar=ENDS_IN_ONE_TOKEN)
+    params = SamplingParams(temperature=0, max_tokens=80, structured_outputs=grammar, **more)
+    params.output_kind = RequestOutputKind.DELTA
+    llm_engine = engine.llm.llm_engine
+    llm_engine.add_request("a stream", {"prompt_token_ids": engine.encode("A card: ")}, params)
+    found = []
+    while llm_engine.has_unfinished_requests():
+        found += [list(one.outputs[0].token_ids) for one in llm_engine.step()]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +131,17 @@ def test_every_forced_token_has_a_row_of_logprobs(engines, case):
         )
         num_certain += other[token].logprob == 0.0
     assert num_certain >= 15 or not jumps(card(**CASES[case]), on_v2=engines["on V2"])
+
+
+@pytest.mark.parametrize("mode", ["canonical", "exact"])
+def test_the_end_of_a_stream_is_sent_by_itself_where_it_is_shown(start, mode):
+    engine = start(plugin={"radix": False, "jump_mode": mode})
+    streams = {case: chunks(engine, **more) for case, more in STREAMS.items()}
+    whole = [*itertools.chain(*streams["plain"])]
+    for case, (*before, last) in streams.items():
+        assert [*itertools.chain(*before), *last] == whole, case
+        assert max(map(len, before)) > 1, "text is forced all the same"
+        assert (len(last) == 1) == (case != "plain"), case
 
 
 def test_passes_are_those_of_what_is_undecided(engines):

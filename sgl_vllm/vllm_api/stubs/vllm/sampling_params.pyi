@@ -31,7 +31,7 @@ class SamplingParams:
     extra_args: dict[str, Any] | None
     n: int  # [engine_backend]
     structured_outputs: StructuredOutputsParams | None  # [engine_backend, format_checks]
-    output_kind: RequestOutputKind  # [engine_backend]
+    output_kind: RequestOutputKind  # [jump_forward, engine_backend]
     max_tokens: int | None  # [rank_routing]
     prompt_logprobs: int | None  # [jump_forward, select]
     prompt_logprob_token_ids: object | None  # [jump_forward]
@@ -39,6 +39,7 @@ class SamplingParams:
     stop: str | list[str] | None  # [routes, jump_forward]
     stop_token_ids: list[int] | None  # [jump_forward]
     include_stop_str_in_output: bool  # [jump_forward]
+    skip_special_tokens: bool  # [jump_forward]
     min_tokens: int  # [jump_forward]
     temperature: float  # [jump_forward]
     seed: int | None  # [jump_forward]
@@ -64,7 +65,7 @@ class SamplingParams:
     @property
     def eos_token_id(self) -> int | None: ...  # [jump_forward]
 
-class RequestOutputKind(Enum):  # [engine_backend]
+class RequestOutputKind(Enum):  # [jump_forward, engine_backend]
     DELTA = ...
     FINAL_ONLY = ...
 
