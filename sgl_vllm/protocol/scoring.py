@@ -77,7 +77,7 @@ def check_score_from(value: object, num_prompt_tokens: int, *, has_logprobs: boo
     `prompt_logprobs` or not. The message does not quote it."""
     if not (has_logprobs and type(value) is int and 1 <= value <= num_prompt_tokens):
         raise ValueError(
-            f"{SCORE_FROM} has to be an index from 1 to the length of the prompt "
+            f"{SCORE_FROM} must be an index from 1 to the length of the prompt "
             f"({num_prompt_tokens}), in a request with prompt_logprobs"
         )
 

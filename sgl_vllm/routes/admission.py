@@ -108,6 +108,6 @@ def _check_sendable(name: str, value: Any) -> None:
         pass
     except (ValueError, OverflowError, RecursionError) as error:
         raise VLLMValidationError(
-            f"{name} cannot be used ({type(error).__name__}): text has to be valid Unicode, "
-            "integers have at most 64 bits, and lists are not nested deeply"
+            f"{name} cannot be used ({type(error).__name__}): text must be valid Unicode, "
+            "integers have at most 64 bits, and lists must not be nested deeply"
         ) from None

@@ -51,7 +51,8 @@ Usage = dict[str, Any]
 
 _KEYS = {"model", "prompt", "continuations", "unconditional", "warm", "cache_salt", "request_id"}
 
-_A_PROMPT = 'an object {"prompt": "..."} or {"messages": [...]}'
+_PROMPTS = '{"prompt": "..."} or {"messages": [...]}'
+_A_PROMPT = f"an object {_PROMPTS}"
 
 _NEXT_TOKEN = {"logprobs": 0, "return_tokens_as_token_ids": True}
 
@@ -148,14 +149,14 @@ def parse_score(body: Json) -> ScoreBody:
 def _prompts_of(body: Json) -> tuple[Json, list[Json]]:
     prompt, continuations = body.get("prompt"), body.get("continuations")
     if not isinstance(prompt, dict):
-        raise HTTPException(400, f"prompt has to be {_A_PROMPT}")
+        raise HTTPException(400, f"prompt must be {_A_PROMPT}")
     if not isinstance(continuations, list) or not continuations:
-        raise HTTPException(400, f"continuations has to be a list, and not empty, of {_A_PROMPT}")
+        raise HTTPException(400, f"continuations must be a list of one or more objects {_PROMPTS}")
     if len(continuations) > scoring.MAX_CONTINUATIONS:
         most = f"at most {scoring.MAX_CONTINUATIONS:,} are scored"
         raise HTTPException(400, f"{len(continuations):,} continuations; {most}")
     if not all(isinstance(one, dict) for one in continuations):
-        raise HTTPException(400, f"each of the continuations has to be {_A_PROMPT}")
+        raise HTTPException(400, f"each continuation must be {_A_PROMPT}")
     if any(map(has_media, (prompt, *continuations))):
         raise HTTPException(400, NO_MEDIA)
     return prompt, continuations
@@ -164,7 +165,7 @@ def _prompts_of(body: Json) -> tuple[Json, list[Json]]:
 def _flag(body: Json, name: str) -> bool:
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise HTTPException(400, f"{name} has to be true or false")
+        raise HTTPException(400, f"{name} must be true or false")
     return value
 
 

@@ -84,7 +84,7 @@ def test_parameters_that_cannot_be_sent_are_refused(broken: dict[str, Any]) -> N
     ],
 )
 def test_a_request_that_cannot_be_sent_is_refused(broken: dict[str, Any]) -> None:
-    assert "has to be valid Unicode" in refusal(request(**broken))
+    assert "must be valid Unicode" in refusal(request(**broken))
 
 
 def test_parameters_are_refused_before_vllm_tokenizes_bad_words() -> None:
@@ -143,7 +143,7 @@ def test_scores_from_no_index_of_the_prompt_are_refused(value: Any) -> None:
     asked = params(prompt_logprobs=0, extra_args={"sgl_score_from": value})
     said = refusal(request(asked))
     assert said == (
-        "sgl_score_from has to be an index from 1 to the length of the prompt (100), in a request "
+        "sgl_score_from must be an index from 1 to the length of the prompt (100), in a request "
         "with prompt_logprobs"
     )
 
