@@ -21,10 +21,11 @@ expect = sync_api.expect
 
 WIDTHS = (360, 760, 1081, 1331, 1440)
 # Elements that stick out of the window, or of the card that they are in; headings that a phone does
-# not show, but a screen reader may say, do no harm.
+# not show, but a screen reader may say, do no harm. A table may scroll in its card.
 STICKING_OUT = """() => [...document.querySelectorAll("main *, header *")].filter((element) => {
     if (getComputedStyle(element.closest("thead") ?? element).position === "absolute") return false;
     const card = element.closest(".card");
+    if (element.closest("table") && card.matches(".wide")) return false;
     const edge = card ? card.getBoundingClientRect().right : innerWidth;
     return element.getBoundingClientRect().right > edge + 1;
 }).map((element) => element.outerHTML.slice(0, 80))"""
@@ -82,6 +83,43 @@ def test_a_window_of_any_width_needs_no_sideways_scrolling(page, width) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(STICKING_OUT) == []
+
+
+def rows(page: Page) -> list[dict[str, float]]:
+    """Where each result of the first table is."""
+    found = page.locator("main > .wide tbody").first.get_by_role("row")
+    return [row.bounding_box() for row in found.all()]
+
+
+@pytest.mark.parametrize("width", [720, 800, 1024, 1200])
+def test_a_result_is_a_row_of_a_table(page, width) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    assert all(row["height"] < 110 for row in rows(page))
+    table = page.locator("main > .wide").first
+    heading = table.get_by_role("columnheader", name="throughput").bounding_box()
+    cell = table.locator("tbody td:nth-child(2)").first.bounding_box()
+    assert cell["x"] == pytest.approx(heading["x"], abs=1)
+
+
+@pytest.mark.parametrize("width", [1024, 1200])
+def test_all_columns_are_seen_at_once(page, width) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    assert page.locator("main > .wide").first.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+def test_workloads_stay_in_sight_when_a_table_scrolls(page) -> None:
+    page.set_viewport_size({"width": 720, "height": 800})
+    table = page.locator("main > .wide").first
+    table.evaluate("e => { e.scrollLeft = 10000; }")
+    assert table.evaluate("e => e.scrollLeft") > 0
+    name = table.get_by_role("link", name="tight_cache").bounding_box()
+    assert name["x"] >= table.bounding_box()["x"]
+
+
+def test_a_result_is_a_block_on_a_phone(page) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert all(row["height"] > 150 for row in rows(page))
+    assert page.locator("main > .wide").first.evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
 @pytest.mark.parametrize("width", [360, 1200])
