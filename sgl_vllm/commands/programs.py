@@ -14,6 +14,14 @@ STATES = {
 }
 """By their keys in `/v1/sgl/stats`."""
 
+MEANINGS = """\
+A program is "waiting for a person" if its last answer calls no tool: a chat
+between two turns, or a program that has finished. It is "unknown" if this is
+its first answer: the server cannot tell whether another request will continue
+it. Most single requests end here.
+"""
+"""Of the states that the server infers, for `--help`."""
+
 
 def counts_in_words(counts: Json) -> str:
     """How many programs are in each state, such as "2 running, 1 in a tool"; empty if there is no

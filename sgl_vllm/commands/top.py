@@ -22,7 +22,7 @@ from rich.text import Text
 
 from sgl_vllm.commands.arguments import add_api_key, positive, server_at
 from sgl_vllm.commands.client import Json, NoPluginError, ServerError, SglServer
-from sgl_vllm.commands.programs import counts_in_words
+from sgl_vllm.commands.programs import MEANINGS, counts_in_words
 from sgl_vllm.commands.terminal import printable
 from sgl_vllm.server_process import totals_of
 
@@ -31,7 +31,7 @@ TIMEOUT_S = 5.0
 RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
 """Causes of misses of tokens that were cached once, and that need not have been computed again."""
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Shows a line per server, updated at an interval. Stock vLLM servers are shown
 with vLLM's own figures. The columns:
 
@@ -48,7 +48,7 @@ with vLLM's own figures. The columns:
 Below, for each server with the plugin that has any: its programs by what they
 are doing, and the tokens computed again in the last interval although they had
 been cached once, per second and by cause ("sgl-vllm why" has the causes).
-
+{MEANINGS}
 All servers get the same API key. Without it, a server that requires one is
 shown with the figures of its /metrics. Exit status with --once: 1 if a server
 does not answer.

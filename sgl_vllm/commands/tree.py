@@ -17,7 +17,12 @@ from rich.tree import Tree
 
 from sgl_vllm.commands.arguments import add_server, positive, server_at
 from sgl_vllm.commands.client import Json, ServerError, SglServer
-from sgl_vllm.commands.programs import context_in_words, counts_in_words, tools_in_words
+from sgl_vllm.commands.programs import (
+    MEANINGS,
+    context_in_words,
+    counts_in_words,
+    tools_in_words,
+)
 from sgl_vllm.commands.terminal import age, plural, printable
 
 MAX_CHILDREN = 16
@@ -26,22 +31,26 @@ TEXT_CHARACTERS = 48
 MAX_PLACES = 4
 """Ranges or positions of one node and kind that are printed, those nearest to its end."""
 
+NOT_IN_TREE = "not in the tree yet"
+"""Blocks that running requests use, and that no node holds."""
+
 STYLES = {
     "in use": "blue",
     "pinned": "magenta",
     "evictable": "green",
     "cached": "green",
-    "running": "bright_black",
+    NOT_IN_TREE: "bright_black",
     "free": "dim",
 }
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Prints how full a server's prefix cache is, and its radix tree. For each
-prefix: its own tokens, its hits, the time since its last use, whether it is
-pinned, in use by a running request, or wanted by a waiting one, and, if the
+prefix: its own tokens, its hits (×3), the time since its last use, whether it
+is pinned, in use by a running request, or wanted by a waiting one, and, if the
 context of an ended request ends there, what its program is doing. In a
 browser, open URL/sgl/tree.
 
+{MEANINGS}
 With windows or recurrent layers, also: which of its tokens all window layers
 keep, after which tokens a recurrent state is kept, and, if that is not all of
 its tokens, after how many a hit may end. Counted from the node's first token.
@@ -164,7 +173,7 @@ def space(engine: Json) -> dict[str, int]:
     else:
         shares["cached"] = held
     if "total_blocks" in engine and "free_blocks" in engine:
-        shares["running"] = max(0, engine["total_blocks"] - engine["free_blocks"] - held)
+        shares[NOT_IN_TREE] = max(0, engine["total_blocks"] - engine["free_blocks"] - held)
         shares["free"] = engine["free_blocks"]
     return shares
 
@@ -172,7 +181,7 @@ def space(engine: Json) -> dict[str, int]:
 def _space_legend(engine: Json) -> Text:
     line = Text()
     for name, blocks in space(engine).items():
-        if blocks or name != "running":
+        if blocks or name != NOT_IN_TREE:
             line.append(f"{name} ", STYLES[name]).append(f"{blocks:,}  ")
     total = f"of {engine['total_blocks']:,} blocks" if "total_blocks" in engine else "(blocks)"
     return line.append(total, "dim")

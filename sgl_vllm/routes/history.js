@@ -1,6 +1,7 @@
 /*
- * Charts over time. The page takes a sample of the server's counters whenever it looks at the tree:
- * the server keeps no history, and is asked nothing while nobody looks.
+ * Totals since the server's start, and charts over time. The page takes a sample of the server's counters whenever it looks at the tree:
+ * the server keeps no history, and is asked nothing while nobody looks. So the totals are the server's,
+ * and the curves begin when the page is opened.
  *
  * Counters only grow. What is drawn of one is its growth between two samples, as a level line from
  * the one to the other. After a restart it grows from 0 again; that step is not drawn.
@@ -25,7 +26,7 @@ function hitRate(step) {
   return lookedUp > 0 ? growth("hit_tokens", step) / lookedUp : null;
 }
 
-/** `headline` is about everything that is shown: a step from the first sample to the last. */
+/** `headline` is about a step: from the server's start to the last sample, or all that is drawn. */
 const CHARTS = [
   {
     name: "Hit rate", top: 1, show: percent,
@@ -38,8 +39,8 @@ const CHARTS = [
     lines: [{ kind: "used", value: perSecond("requests") }],
   },
   {
-    name: "Evicted", show: (value) => `${short(value)}/s`,
-    headline: (whole) => plural(growth("evicted", whole), "token"),
+    name: "Evicted tokens", show: (value) => `${short(value)}/s`,
+    headline: (whole) => number(growth("evicted", whole)),
     lines: [{ kind: "hot", value: perSecond("evicted") }],
   },
   {
@@ -74,14 +75,12 @@ class StatsHistory {
   }
 }
 
-/** All steps as one: the sums of their growth, and the state at the end of the last. */
+const AT_START = { prompt_tokens: 0, hit_tokens: 0, requests: 0, evicted: 0 };
+
+/** The sums of the steps' growth, as one step. */
 function wholeOf(steps) {
-  const whole = { from: {}, to: { ...steps.at(-1)?.to } };
-  for (const key of ["prompt_tokens", "hit_tokens", "requests", "evicted"]) {
-    whole.from[key] = 0;
-    whole.to[key] = steps.reduce((sum, step) => sum + growth(key, step), 0);
-  }
-  return whole;
+  const sum = (key) => steps.reduce((total, step) => total + growth(key, step), 0);
+  return { from: AT_START, to: Object.fromEntries(Object.keys(AT_START).map((key) => [key, sum(key)])) };
 }
 
 /** One chart of `CHARTS` on the page: a copy of the template #chart. */
@@ -103,9 +102,10 @@ class Chart {
     this.svg.addEventListener("pointerleave", () => this.point(null));
   }
 
-  draw(steps, begin, end) {
+  draw(steps, begin, last) {
     const { spec } = this;
-    this.shown = { steps, begin, end };
+    const end = last.at;
+    this.shown = { steps, begin, end, last };
     const isKnown = steps.some((step) => spec.lines.some(({ value }) => value(step) !== null));
     this.element.hidden = !isKnown && spec.headline === undefined;
     const peak = Math.max(0, ...steps.flatMap((step) => spec.lines.map(({ value }) => value(step))));
@@ -119,20 +119,34 @@ class Chart {
     this.drawHeadline();
   }
 
-  /** What there is in all, or under the pointer. */
+  /** Totals, or what there is now or under the pointer. */
   drawHeadline() {
     const { steps, begin, end } = this.shown;
     const at = begin + this.pointedAt * (end - begin);
     const pointed = this.pointedAt === null ? undefined
       : steps.find(({ from, to }) => from.at <= at && at <= to.at);
     const { headline, lines, show } = this.spec;
-    const facts = pointed === undefined && headline ? [fact(null, "", headline(wholeOf(steps)))]
-      : lines.map(({ name, kind, value }) => {
+    const showsTotals = pointed === undefined && headline !== undefined;
+    const facts = showsTotals ? this.totals() : lines.map(({ name, kind, value }) => {
         const there = steps.length ? value(pointed ?? steps.at(-1)) : null;
         return fact(name === undefined ? null : `fill-${kind}`, name ?? "", there === null ? "–" : show(there));
       });
     if (pointed !== undefined) facts.push(fact(null, ago((end - pointed.to.at) / 1000)));
-    this.element.querySelector(".facts").replaceChildren(...facts);
+    const list = this.element.querySelector(".facts");
+    list.classList.toggle("totals", showsTotals);
+    list.replaceChildren(...facts);
+  }
+
+  /** Since the server's start, and for as long as the page has looked. */
+  totals() {
+    const { steps, end, last } = this.shown;
+    const { headline } = this.spec;
+    const facts = [fact(null, "since start", headline({ from: AT_START, to: last }))];
+    if (steps.length) {
+      const seconds = (end - steps[0].from.at) / 1000;
+      facts.push(fact(null, `last ${duration(seconds)}`, headline(wholeOf(steps))));
+    }
+    return facts;
   }
 
   point(share) {

@@ -172,6 +172,26 @@ def test_programs_are_counted_and_a_context_says_what_its_program_is_doing(brows
         assert tab.problems == []
 
 
+def test_states_that_the_server_infers_are_explained_where_there_are_some(browser):
+    programs = {**STATES, "waiting_for_person": 0, "unknown": 221}
+    engine = FakeEngine(tree=tree_answer([node(None, 600)], programs=programs))
+    with served(browser, engine) as tab:
+        tab.open()
+        panel = tab.page.get_by_role("region", name="Programs")
+        expect(panel).to_contain_text("unknown221")
+        unknown, waiting = panel.get_by_text("Unknown:"), panel.get_by_text("Waiting for a person:")
+        expect(unknown).to_contain_text("one request so far")
+        expect(unknown).to_contain_text("sgl_ends")
+        expect(unknown).to_be_visible()
+        expect(waiting).to_be_hidden()
+        programs |= {"waiting_for_person": 7, "unknown": 0}
+        tab.refresh()
+        expect(waiting).to_be_visible()
+        expect(waiting).to_contain_text("a program that has finished")
+        expect(unknown).to_be_hidden()
+        assert tab.problems == []
+
+
 def test_a_server_that_does_not_know_programs_shows_no_panel(tab):
     tab.open()
     expect(tab.node(600)).to_be_visible()
@@ -279,7 +299,7 @@ def test_full_attention_has_no_strips(tab):
     tab.open()
     expect(tab.node(600)).to_be_visible()
     expect(tab.page.locator(".strip")).to_have_count(0)
-    expect(tab.page.locator("#legend li")).to_have_count(5)
+    expect(tab.page.locator("#legend")).not_to_contain_text("not listed")
     assert tab.node(600).bounding_box()["height"] == 32
     assert "hit may end" not in tab.page.inner_text("body")
 
@@ -323,6 +343,30 @@ def test_a_pin_is_told_from_what_continues_it(browser):
         expect(below_pin).to_have_count(0)
         expect(tab.page.get_by_label("Legend")).not_to_contain_text("continues a pin")
         assert tab.problems == []
+
+
+def test_the_legend_explains_gray_boxes(browser):
+    isolated = {"namespaces": 2, "num_tokens": 500, "num_nodes": 7, "num_blocks": 32}
+    engine = FakeEngine(tree=tree_answer([node(None, 500)]))
+    with served(browser, engine) as tab:
+        tab.open()
+        legend = tab.page.get_by_label("Legend")
+        expect(legend).to_contain_text("several prefixes in one box")
+        expect(legend).not_to_contain_text("cache_salt")
+        engine.answers["tree"] = tree_answer([node(None, 500)], isolated=isolated, num_tokens=1000)
+        tab.refresh()
+        expect(legend).to_contain_text("requests with a cache_salt, as one total")
+        for colour in ("use", "hits", "age"):
+            tab.page.get_by_label("Color").select_option(colour)
+            for gray, box in (("several", "root"), ("isolated", "isolated")):
+                swatch = legend.locator(f".fill-{gray}")
+                assert hue_of(swatch) == hue_of(tab.page.locator(f'[data-kind="{box}"]'))
+        assert tab.problems == []
+
+
+def hue_of(element: Locator) -> str:
+    """The color that an element's own is mixed from."""
+    return element.evaluate("(one) => getComputedStyle(one).getPropertyValue('--hue')")
 
 
 # -- charts ---------------------------------------------------------------------------------------
@@ -380,6 +424,11 @@ def chart(tab: Served, name: str) -> Locator:
     return tab.page.locator(".chart", has_text=name)
 
 
+def recent(tab: Served, name: str) -> Locator:
+    """What a chart says of the time that the page has looked."""
+    return chart(tab, name).locator(".facts li").nth(1).locator("strong")
+
+
 def levels(tab: Served, name: str) -> list[float]:
     """The heights of a chart's lines, as shares of its own."""
     path = chart(tab, name).locator("path").first.get_attribute("d") or ""
@@ -391,20 +440,48 @@ def test_charts_show_how_the_counters_grow_while_the_page_looks(charts, counting
     counting.grow(requests=1000, prompt=10**6, hits=0)  # before the page was opened
     look(charts)
     panel = charts.page.get_by_role("region", name="Over time")
-    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("–")
     counting.grow(requests=6, prompt=1000, hits=750, evicted=300)
     look(charts)
-    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("75%")
+    expect(recent(charts, "Hit rate")).to_have_text("75%")
     counting.grow(requests=3, prompt=1000, hits=250)
     look(charts)
-    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
-    expect(chart(charts, "Requests").locator(".facts")).to_have_text("9")
-    expect(chart(charts, "Evicted").locator(".facts")).to_have_text("300 tokens")
+    expect(recent(charts, "Hit rate")).to_have_text("50%")
+    expect(recent(charts, "Requests")).to_have_text("9")
+    expect(recent(charts, "Evicted tokens")).to_have_text("300")
     assert levels(charts, "Hit rate") == [0.75, 0.25]
     first, second = levels(charts, "Requests")
     assert first == 1 > second > 0
-    assert levels(charts, "Evicted") == [1, 0]
+    assert levels(charts, "Evicted tokens") == [1, 0]
     expect(panel).to_contain_text(re.compile(r"Requests up to (1\.\d|2)/s"))  # 6 in at least 3 s
+
+
+def test_a_page_that_is_opened_after_a_run_shows_the_totals_of_the_server(charts, counting):
+    counting.grow(requests=9, prompt=2000, hits=1660, evicted=40)
+    look(charts)
+    for name, total in (("Hit rate", "83%"), ("Requests", "9"), ("Evicted tokens", "40")):
+        facts = chart(charts, name).locator(".facts li")
+        expect(facts).to_have_text([f"since start{total}"])
+    look(charts)  # nothing has come
+    for name, total, none in (
+        ("Hit rate", "83%", "–"),
+        ("Requests", "9", "0"),
+        ("Evicted tokens", "40", "0"),
+    ):
+        facts = chart(charts, name).locator(".facts li")
+        expect(facts).to_have_text(
+            [f"since start{total}", re.compile(rf"^last \d+ s{none}$")],
+        )
+
+
+def test_after_a_restart_the_totals_are_those_of_the_new_server(charts, counting):
+    counting.grow(requests=9, prompt=2000, hits=1660)
+    look(charts)
+    counting.restart()
+    counting.grow(requests=1, prompt=1000, hits=500)
+    look(charts)
+    facts = chart(charts, "Hit rate").locator(".facts li")
+    expect(facts.first).to_have_text("since start50%")
+    expect(chart(charts, "Requests").locator(".facts li").first).to_have_text("since start1")
 
 
 def test_a_chart_says_what_was_where_the_pointer_is(charts, counting):
@@ -412,7 +489,7 @@ def test_a_chart_says_what_was_where_the_pointer_is(charts, counting):
     for hits in (900, 100):
         counting.grow(requests=1, prompt=1000, hits=hits)
         look(charts)
-    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
+    expect(recent(charts, "Hit rate")).to_have_text("50%")
     plot = chart(charts, "Hit rate").locator("svg")
     box = plot.bounding_box()
     assert box is not None
@@ -424,20 +501,20 @@ def test_a_chart_says_what_was_where_the_pointer_is(charts, counting):
     facts = chart(charts, "Hit rate").locator(".facts li")
     expect(facts).to_have_text(["90%", re.compile(r"^\d+ s ago$")])
     charts.page.mouse.move(0, 0)
-    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
+    expect(recent(charts, "Hit rate")).to_have_text("50%")
 
 
 def test_nothing_is_drawn_for_a_restart_or_without_requests(charts, counting):
     look(charts)
     counting.grow(requests=5, prompt=1000, hits=500)
     look(charts)
-    expect(chart(charts, "Requests").locator(".facts")).to_have_text("5")
+    expect(recent(charts, "Requests")).to_have_text("5")
     look(charts)  # no request came
     counting.restart()
     look(charts)
     counting.grow(requests=1, prompt=1000, hits=1000)
     look(charts)
-    expect(chart(charts, "Requests").locator(".facts")).to_have_text("6")
+    expect(recent(charts, "Requests")).to_have_text("6")
     assert levels(charts, "Hit rate") == [0.5, 1]
     first, idle, last = levels(charts, "Requests")
     assert first == 1 > last > idle == 0

@@ -64,3 +64,12 @@ def test_every_column_of_top_is_in_its_help():
     assert len(headers) == 12
     for header in headers[1:]:
         assert header.replace("\n", " ") in top.DESCRIPTION
+
+
+@pytest.mark.parametrize("command", ["top", "tree"])
+def test_the_help_explains_the_states_of_programs_that_the_server_infers(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for state in ("waiting for a person", "unknown"):
+        assert f'"{state}" if' in shown

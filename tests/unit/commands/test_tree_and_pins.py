@@ -55,7 +55,7 @@ def test_the_tree_has_a_line_for_each_prefix(sgl_vllm) -> None:
     assert status == 0
     lines = [line.rstrip() for line in out.splitlines()]
     assert lines[0] == "1,001 tokens, 4 nodes, evicts by LRU, blocks of 16 tokens"
-    space = "in use 2  pinned 10  evictable 49  running 839  free 100  of 1,000 blocks"
+    space = "in use 2  pinned 10  evictable 49  not in the tree yet 839  free 100  of 1,000 blocks"
     assert lines[2] == space
     assert lines[3:] == [
         "all prefixes",
