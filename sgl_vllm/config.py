@@ -201,8 +201,9 @@ class Options:
     why_exact: bool = _option(
         False,
         "Explain to every client with the server's API key, to the token, which prompt tokens of a "
-        "request were not cached, and why (`/v1/sgl/why`). Off, this holds for requests with a "
-        "`cache_salt` only, and answers about others are in whole blocks. `tree_text` implies it.",
+        "request were not cached, and why (`/v1/sgl/why`), and count cached tokens in `usage` and "
+        "`/v1/sgl/match` to the token. Off, this holds for requests with a `cache_salt` only, and "
+        "others are told of whole blocks. `tree_text` implies it.",
         part="radix",
         page="operations.md",
     )
@@ -412,6 +413,12 @@ class Options:
             if problem is not None:
                 info = OptionInfo.of(field)
                 raise OptionError(f"{field.name} {problem}" + (info.hint and f"; {info.hint}"))
+
+    @property
+    def tells_exactly(self) -> bool:
+        """Whether a client without a `cache_salt` is told of cached tokens to the token, not in
+        whole blocks. A client that may read prompts has nothing to gain from guessing them."""
+        return self.why_exact or self.tree_text
 
     @classmethod
     def from_mapping(cls, *sources: Mapping[str, Any]) -> Options:

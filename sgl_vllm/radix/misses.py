@@ -177,7 +177,7 @@ class Misses:
     def __init__(self, block_size: int, *, is_exact: bool, shows_text: bool) -> None:
         self.counters = MissCounters()
         self._block_size = block_size
-        self._is_exact = is_exact or shows_text
+        self._is_exact = is_exact
         self._shows_text = shows_text
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
         self._adapters: OrderedDict[str | tuple[str, str] | None, None] = OrderedDict()

@@ -52,7 +52,12 @@ router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 @router.get("/stats")
 async def stats(request: Request) -> dict[str, Any]:
-    return (await _stats(request.app)).to_json()
+    """With `cached_block_size`: in which unit this client's `usage` counts cached tokens."""
+    body = (await _stats(request.app)).to_json()
+    incoming: IncomingRequests | None = getattr(request.app.state, "sgl_vllm_incoming", None)
+    if incoming is not None:
+        body["cached_block_size"] = incoming.cached_block_size()
+    return body
 
 
 async def _stats(app: FastAPI) -> EngineStats:
@@ -114,8 +119,10 @@ class SglEndpointPlugin:
         processor: OutputProcessor | None = getattr(engine_client, "output_processor", None)
         if processor is None:
             return
-        incoming = IncomingRequests(
-            state.sgl_vllm_tenants, lambda: config.cache_config.block_size or 1
+        state.sgl_vllm_incoming = incoming = IncomingRequests(
+            state.sgl_vllm_tenants,
+            lambda: config.cache_config.block_size or 1,
+            is_exact=options.tells_exactly,
         )
         incoming.attach(engine_client)
         refuse_echo_of_scored(state.online_renderer)

@@ -7,8 +7,8 @@ cached tokens is rounded where it could reveal another client's prompt.
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could
 guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a
 whole block right. Without a `cache_salt`, a request gets a number of whole blocks. With one it
-shares tokens only with requests of the same salt, and gets the exact number. vLLM's metrics stay
-exact.
+shares tokens only with requests of the same salt, and gets the exact number. So do all requests if
+the server shows prompts to all clients anyway. vLLM's metrics stay exact.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ class IncomingRequests:
     Args:
         tenants: what names a request's tenant.
         block_size: returns the tokens per KV block of the engines.
+        is_exact: whether requests without a salt get the exact number too.
     """
 
-    def __init__(self, tenants: TenantSource, block_size: Callable[[], int]) -> None:
+    def __init__(
+        self, tenants: TenantSource, block_size: Callable[[], int], *, is_exact: bool = False
+    ) -> None:
         self._tenants = tenants
         self._block_size = block_size
+        self._is_exact = is_exact
         self._with_salt: WeakSet[RequestState] = WeakSet()
 
     def attach(self, client: AsyncLLM) -> None:
@@ -78,7 +82,7 @@ class IncomingRequests:
                 params.extra_args = with_length(params.extra_args, prompt)
             request.cache_salt = self._tenants.salt(request.cache_salt)
             original(request, prompt, *args, **kwargs)
-            if request.cache_salt:
+            if request.cache_salt and not self._is_exact:
                 self._with_salt.add(processor.request_states[request.request_id])
 
         @wrap(processor, "_update_stats_from_output")
@@ -91,8 +95,15 @@ class IncomingRequests:
         ) -> None:
             _refuse(state, output)
             original(state, output, *args, **kwargs)  # vLLM's metrics: exact
-            if output.prefill_stats is not None and state not in self._with_salt:
-                self._round(output)
+            if output.prefill_stats is None or self._is_exact or state in self._with_salt:
+                return
+            self._round(output)
+
+    def cached_block_size(self) -> int:
+        """The current client's requests without a `cache_salt` of their own are told of cached
+        tokens in whole blocks of this size; 1 if exactly."""
+        is_exact = self._is_exact or self._tenants.salt(None) is not None
+        return 1 if is_exact else self._block_size()
 
     def _round(self, output: EngineCoreOutput) -> None:
         """Count the last, partial block of a hit as computed, in what the client sees."""

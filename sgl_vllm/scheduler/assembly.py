@@ -253,7 +253,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         pin_share=engine.options.radix_pin_share,
         max_pins=engine.options.radix_max_pins,
         max_evicted_bytes=int(engine.options.why_evicted_mb * (1 << 20)),
-        why_exact=engine.options.why_exact,
+        why_exact=engine.options.tells_exactly,
         shows_text=engine.options.tree_text,
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,

@@ -132,8 +132,8 @@ class EngineControl:
     ) -> list[int] | None:
         """How many tokens of each candidate are cached; None if the tree is off. Changes nothing.
 
-        Without a `cache_salt`, these are whole blocks, as in what a client without one is told of
-        its own requests (`routes/incoming.py`).
+        Without a `cache_salt`, these are whole blocks unless an option says otherwise, as in what a
+        client without one is told of its own requests (`routes/incoming.py`).
 
         Args:
             candidates: token ids, each candidate packed by `radix.tokens.pack`.
@@ -145,7 +145,7 @@ class EngineControl:
         adapter = _adapter(lora_name, lora_path)
         namespace = CacheNamespace(adapter, cache_salt or None)
         lengths = radix.hit_lengths(namespace, [prefix + one for one in candidates])
-        size = 1 if cache_salt else radix.block_size
+        size = 1 if cache_salt or self._options.tells_exactly else radix.block_size
         return [length - length % size for length in lengths]
 
     def pin(

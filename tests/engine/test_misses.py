@@ -27,10 +27,12 @@ from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix import misses
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.misses import MissCounters
+from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.cached_prefixes import Prefix, prefixes_in
 from tests.engine import test_recurrent_groups, test_window_groups
 from tests.engine.jobs import mixed_jobs, serve
+from tests.engine.machine import Machine
 
 SIZE = 4
 PARAMS = SamplingParams(max_tokens=1)
@@ -345,3 +347,25 @@ def test_the_adapters_used_last_are_searched(monkeypatch):
     prompt = [*range(50, 60)]
     cache.serve(prompt, adapter=ADAPTERS[2])
     assert causes(cache.serve(prompt)) == [("other_adapter", 0, 10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "salt", "wanted"),
+    [
+        ({}, None, 64),
+        ({}, "mine", 90),
+        ({"why_exact": True}, None, 90),
+        ({"tree_text": True}, None, 90),
+    ],
+)
+def test_a_match_is_as_exact_as_what_clients_are_told_of_their_requests(
+    options, salt, wanted
+) -> None:
+    machine = Machine(options, block_size=32)
+    prompt = [number % 50 + 5 for number in range(90)]
+    request = machine.add([*prompt, 3], cache_salt=salt)
+    machine.run()
+    control = machine.scheduler.sgl_vllm
+    assert control.match([pack(prompt)], cache_salt=salt) == [wanted]
+    (answer,) = control.why(request.request_id, salt)
+    assert answer["exact"] == (wanted == 90)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,11 @@ from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.stats import IterationStats, PrefillStats
 
-from sgl_vllm.config import OptionError, Options
+from sgl_vllm.config import CONFIG_KEY, OptionError, Options
+from sgl_vllm.routes import SglEndpointPlugin
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
+from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server
 
 BLOCK = 16
@@ -40,10 +44,10 @@ def request(name: str = "a", salt: str | None = None, **extra_args: Any) -> Engi
     )
 
 
-def processor(tenants: TenantSource = NO_TENANTS) -> OutputProcessor:
+def processor(tenants: TenantSource = NO_TENANTS, *, is_exact: bool = False) -> OutputProcessor:
     made = OutputProcessor(None, log_stats=True)
     client: Any = SimpleNamespace(output_processor=made, add_request=None)
-    IncomingRequests(tenants, lambda: BLOCK).attach(client)
+    IncomingRequests(tenants, lambda: BLOCK, is_exact=is_exact).attach(client)
     return made
 
 
@@ -54,9 +58,9 @@ def cached(num_tokens: int) -> PrefillStats:
     return stats
 
 
-def told(salt: str | None, num_cached: int) -> tuple[int, int, int]:
+def told(salt: str | None, num_cached: int, *, is_exact: bool = False) -> tuple[int, int, int]:
     """What a client is told to be cached and to be newly cached, and what vLLM's metrics count."""
-    answering = processor()
+    answering = processor(is_exact=is_exact)
     answering.add_request(request(salt=salt), None)
     state = answering.request_states["a"]
     stats = IterationStats()
@@ -78,6 +82,63 @@ def test_without_a_salt_a_client_is_told_of_whole_blocks(num_cached, whole_block
 
 def test_with_a_salt_a_client_is_told_of_every_token() -> None:
     assert told("mine", 21) == (21, 79, 21)
+
+
+def test_a_server_may_tell_every_client_of_every_token() -> None:
+    assert told(None, 21, is_exact=True) == (21, 79, 21)
+
+
+def stats_of(headers: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+    """The statistics of a server that was started with these options."""
+    engine = FakeEngine(stats=EngineStats("1"))
+    app = fake_server(engine)
+    client = app.state.engine_client
+    client.vllm_config = SimpleNamespace(
+        additional_config={CONFIG_KEY: options}, cache_config=SimpleNamespace(block_size=BLOCK)
+    )
+    client.output_processor = OutputProcessor(None, log_stats=True)
+    client.shutdown = lambda: None
+    asyncio.run(SglEndpointPlugin().init_state(client, app.state, Namespace()))
+    return TestClient(app).get("/v1/sgl/stats", headers=headers).json()
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, BLOCK),
+        ({"why_exact": True}, 1),
+        ({"tree_text": True}, 1),
+        ({"tree_text": False}, BLOCK),
+    ],
+)
+def test_the_statistics_say_in_which_blocks_clients_are_told(options, size) -> None:
+    assert stats_of(**options)["cached_block_size"] == size
+
+
+def test_a_client_whose_tenant_has_a_salt_is_told_exactly() -> None:
+    options = {"tenant_from": "header:X-Tenant"}
+    assert stats_of({"X-Tenant": "a"}, **options)["cached_block_size"] == 1
+    assert stats_of(**options)["cached_block_size"] == BLOCK
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"name": "a\ud800"},
+        {"salt": "\udfff"},
+        {"sgl_program": "\ud800"},
+        {"sgl_fork_group": 1 << 64},
+        {"sgl_report": ["\ud800"]},
+        {"stop": ["good", "\ud800"]},
+        {"bad_words": ["\udc00"]},
+    ],
+)
+def test_what_cannot_be_sent_to_an_engine_is_the_clients_error(broken) -> None:
+    answering = processor()
+    with pytest.raises(VLLMClientError) as refused:
+        answering.add_request(request(**broken), None)
+    assert str(refused.value).encode()
+    assert answering.request_states == {}
 
 
 # -- what the engine refuses
