@@ -3,7 +3,7 @@
     python examples/guide.py [--url http://127.0.0.1:8000]
 
 The program of the README. It prints what the server found in its cache and what it did not have to
-decode. Without a `cache_salt`, a server tells its clients of cached tokens in whole blocks only.
+decode. A server may tell its clients of cached tokens in whole blocks only; the line then says so.
 """
 
 import argparse
@@ -33,14 +33,12 @@ def guide(s: sgl.ProgramState, country: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    sgl.set_default_backend(sgl.VLLM(parser.parse_args().url, cache_salt="guide"))
+    sgl.set_default_backend(sgl.VLLM(parser.parse_args().url))
 
     for country in ("Peru", "Kenya"):
         state = guide.run(country, temperature=0)
         print(state["capital"], "|", state["card"], "|", state["continent"])
-        usage = state.usage
-        print(f"{usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens were cached,")
-        print(f"{usage.forced_tokens} of {usage.completion_tokens} generated tokens were forced")
+        print(state.usage)
 
 
 if __name__ == "__main__":

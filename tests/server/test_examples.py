@@ -119,7 +119,7 @@ def test_the_image_question_is_answered_by_a_model_that_reads_images(vision_serv
     assert finished.returncode == 0, finished.stderr
     assert "Which shape is in the image? " in finished.stdout
     assert "Which color has it? " in finished.stdout
-    assert "Usage(prompt_tokens=" in finished.stdout
+    assert " prompt tokens · " in finished.stdout
 
 
 def test_a_video_is_refused_by_a_model_that_reads_images_only(vision_server) -> None:

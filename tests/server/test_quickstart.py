@@ -24,8 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 COMMAND = [sys.executable, "-m", "sgl_vllm.commands.cli", "quickstart", "--no-browser"]
 PROMPT = [100 + number % 900 for number in range(200)]
-BLOCK = 128
-"""Tokens, on CPUs."""
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +80,15 @@ def test_the_guide_prints_hits_and_forced_tokens(url: str) -> None:
         timeout=120,
     )
     assert "The capital of Peru is Lima." in ran.stdout, ran.stderr
-    for what in ("prompt tokens were cached", "generated tokens were forced"):
-        counts = re.findall(rf"(\d+) of (\d+) {what}", ran.stdout)
+    for what in (r"prompt tokens · (\d+) cached", r"generated · (\d+) forced"):
+        counts = re.findall(rf"(\d+) {what}", ran.stdout)
         assert len(counts) == 2
-        assert all(0 < int(part) < int(whole) for part, whole in counts), ran.stdout
+        assert all(0 < int(part) < int(whole) for whole, part in counts), ran.stdout
+
+
+def test_its_page_shows_what_the_guide_has_sent(url: str) -> None:
+    (engine,) = httpx.get(f"{url}/v1/sgl/tree").json()["engines"]
+    assert any("What is the capital of" in node["text"] for node in engine["nodes"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -98,9 +101,9 @@ def test_answers_say_how_much_was_cached(url: str, route: str, stream: bool) -> 
         assert second == len(PROMPT) - 1  # the last token is always computed
 
 
-def test_without_a_salt_whole_blocks_are_told(url: str) -> None:
+def test_without_a_salt_every_token_is_told_because_the_page_shows_prompts(url: str) -> None:
     cached_tokens(url, "completions", False)
-    assert cached_tokens(url, "completions", False) == BLOCK
+    assert cached_tokens(url, "completions", False) == len(PROMPT) - 1
 
 
 def test_a_taken_port_is_refused_in_one_line(url: str) -> None:

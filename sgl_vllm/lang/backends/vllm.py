@@ -83,6 +83,7 @@ class _Server:
     plugin: Once[bool]
     begin_ids: Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
     has_match: bool = True  # the route, as far as is known
+    cached_block_size: int = 1  # `Usage.cached_block_size` without a salt, as far as is known
 
 
 class VLLM(OnVLLM, OpenAIMedia):
@@ -172,7 +173,7 @@ class VLLM(OnVLLM, OpenAIMedia):
             texts = [read_generated(choice) for choice in answer["choices"]]
             if len(texts) != (sampling.n or 1):
                 raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
-            usage = with_report(texts, read_usage(answer), answer.get("kv_transfer_params"))
+            usage = with_report(texts, self._usage(answer), answer.get("kv_transfer_params"))
             prompt_logprobs = () if prompt_from is None else _prompt_tokens(answer, prompt_from)
         if request.watch is not None and not is_streamed:
             request.watch(texts[0].text, usage.completion_tokens)
@@ -181,14 +182,14 @@ class VLLM(OnVLLM, OpenAIMedia):
     async def warm(self, prompt: Prompt) -> Usage:
         answer = await self._run_model(prompt, dict(_ONE_TOKEN))
         with self.reading():
-            return read_usage(answer)
+            return self._usage(answer)
 
     async def warm_ahead(self, prompt: Prompt) -> Usage:
         """A request of its own, not a part of a batch, so that it can be canceled."""
         body = await self._with_prompt(prompt, _ONE_TOKEN, lambda: Hints(is_ahead=True))
         answer = await self.post(_path_of(prompt), body)
         with self.reading():
-            return read_usage(answer)
+            return self._usage(answer)
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
@@ -210,7 +211,7 @@ class VLLM(OnVLLM, OpenAIMedia):
                     raise
             else:
                 with self.reading():
-                    return _scores(answer)
+                    return self._scores(answer)
         return await super().score(
             prompt, choices, unconditional=unconditional, warm=warm and plugin
         )
@@ -310,13 +311,13 @@ class VLLM(OnVLLM, OpenAIMedia):
                 for answer in answers
             ]
             ids = [[int(token) for token in tokens] for tokens in found]
-            return ids, [read_usage(answer) for answer in answers]
+            return ids, [self._usage(answer) for answer in answers]
 
     async def warm_ids(self, ids: list[int]) -> Usage:
         body = await self._with_program({"prompt": ids, **_ONE_TOKEN})
         answer = await self.post("completions", body)
         with self.reading():
-            return read_usage(answer)
+            return self._usage(answer)
 
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
@@ -339,12 +340,12 @@ class VLLM(OnVLLM, OpenAIMedia):
                 _logprobs_of(choice["prompt_logprobs"], ids[start:])
                 for choice, ids in zip(answer["choices"], sequences, strict=True)
             ]
-            return rows, read_usage(answer)
+            return rows, self._usage(answer)
 
     async def warm_chat(self, prompt: ChatPrompt) -> Usage:
         answer = await self.post("chat/completions", await self._with_prompt(prompt, _ONE_TOKEN))
         with self.reading():
-            return read_usage(answer)
+            return self._usage(answer)
 
     async def chat_logprobs(
         self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
@@ -359,7 +360,26 @@ class VLLM(OnVLLM, OpenAIMedia):
                 _logprobs_of(answer["prompt_logprobs"], ending)
                 for answer, ending in zip(answers, endings, strict=True)
             ]
-            return rows, sum(map(read_usage, answers), Usage())
+            return rows, sum(map(self._usage, answers), Usage())
+
+    # --- costs -----------------------------------------------------------------------------------
+
+    def _usage(self, answer: Json) -> Usage:
+        size = 1 if self._cache_salt else self._server().cached_block_size
+        return replace(read_usage(answer), cached_block_size=size)
+
+    def _scores(self, answer: Json) -> ScoreAnswer:
+        """The answer of `/v1/sgl/score`."""
+        choices = tuple(
+            ChoiceTokens(
+                tuple(int(token) for token in choice["token_ids"]),
+                tuple(float(logprob) for logprob in choice["logprobs"]),
+                None if (alone := choice["unconditional_logprobs"]) is None else tuple(alone),
+            )
+            for choice in answer["choices"]
+        )
+        costs = (self._usage({"usage": usage}) for usage in answer["usages"])
+        return ScoreAnswer(choices, sum(costs, Usage()))
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -375,6 +395,7 @@ class VLLM(OnVLLM, OpenAIMedia):
         try:
             if watch is None:
                 return await self.post_batched(path, body)
+            await self._may_use_plugin()  # which says how cached tokens are counted
             body["stream"] = True
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
             return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
@@ -461,11 +482,13 @@ class VLLM(OnVLLM, OpenAIMedia):
 
     async def _ask_plugin(self) -> bool:
         try:
-            await self.call("GET", f"{self.url}/v1/sgl/stats")
+            stats = await self.call("GET", f"{self.url}/v1/sgl/stats")
         except BackendError as error:
             if error.status is None or error.status in (401, 408, 429) or error.status >= 500:
                 raise
             return False  # 404, or the answer of a gateway that does not forward this route
+        with self.reading():
+            self._server().cached_block_size = int(stats.get("cached_block_size", 1))
         return True
 
 
@@ -474,21 +497,6 @@ RuntimeEndpoint = VLLM
 
 def _path_of(prompt: Prompt) -> str:
     return "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
-
-
-def _scores(answer: Json) -> ScoreAnswer:
-    """The answer of `/v1/sgl/score`."""
-    choices = tuple(
-        ChoiceTokens(
-            tuple(int(token) for token in choice["token_ids"]),
-            tuple(float(logprob) for logprob in choice["logprobs"]),
-            None if (alone := choice["unconditional_logprobs"]) is None else tuple(alone),
-        )
-        for choice in answer["choices"]
-    )
-    return ScoreAnswer(
-        choices, sum((read_usage({"usage": usage}) for usage in answer["usages"]), Usage())
-    )
 
 
 def _logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:

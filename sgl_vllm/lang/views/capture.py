@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from sgl_vllm.lang.backends.base import Usage
+from sgl_vllm.lang.backends.base import Usage, cached_in_words
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.operations import JoinRecord
@@ -267,7 +267,7 @@ def _facts(
         yield f"generated: {usage.completion_tokens:,} tokens{forced}"
     if usage.prompt_tokens:
         cached = usage.cached_prompt_tokens
-        told = "cached: unknown" if cached is None else f"{cached:,} cached"
+        told = "cached: unknown" if cached is None else f"{cached:,} {cached_in_words(usage)}"
         yield f"prompt: {usage.prompt_tokens:,} tokens, {told}"
     if isinstance(meta, GenMeta) and meta.request_id is not None:
         for cause, num_tokens in missed.get(meta.request_id, {}).items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sgl_vllm.lang.backends.base import usage_facts
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.views import timings
 from sgl_vllm.lang.views.picture import (
@@ -26,7 +27,6 @@ from sgl_vllm.lang.views.picture import (
     Turn,
     escaped,
     join_line,
-    usage_facts,
 )
 from sgl_vllm.lang.views.svg import MAX_LANES, fork_tree_svg_of
 

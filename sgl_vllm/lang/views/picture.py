@@ -145,26 +145,6 @@ class Picture:
 # --- what every drawing shows --------------------------------------------------------------------
 
 
-def usage_facts(usage: Usage) -> list[tuple[str, int]]:
-    """The names and numbers of a usage line, without those that are not known or rare ones that
-    are 0."""
-    cached = usage.cached_prompt_tokens
-    always = [
-        ("calls", usage.calls),
-        ("prompt tokens", usage.prompt_tokens),
-        *([] if cached is None else [("cached", cached)]),
-        ("generated", usage.completion_tokens),
-    ]
-    sometimes = [
-        ("forced", usage.forced_tokens),
-        ("calls saved", usage.saved_calls),
-        ("prompt tokens saved", usage.saved_prompt_tokens),
-        ("seconds of audio", round(usage.audio_seconds)),
-        ("prompt tokens reused, not exactly", usage.reused_tokens),
-    ]
-    return always + [(name, number) for name, number in sometimes if number]
-
-
 def join_line(join: Join) -> str:
     """A join in words."""
     branches = f"{len(join.labels)} branches" if len(join.labels) != 1 else "one branch"

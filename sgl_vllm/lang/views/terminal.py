@@ -23,7 +23,6 @@ from sgl_vllm.lang.views.picture import (
     Piece,
     Turn,
     join_line,
-    usage_facts,
     visible,
 )
 from sgl_vllm.lang.views.svg import MAX_LANES
@@ -157,10 +156,8 @@ class _Drawing:
     def usage_line(self, picture: Picture) -> Text:
         from rich.text import Text
 
-        facts = [f"{number:,} {name}" for name, number in usage_facts(picture.usage)]
-        if picture.root.status == "running":
-            facts.insert(0, "running")
-        return Text(" · ".join(facts), "dim")
+        running = "running · " if picture.root.status == "running" else ""
+        return Text(f"{running}{picture.usage}", "dim")
 
     def legend(self) -> Text:
         from rich.text import Text

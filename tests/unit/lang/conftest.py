@@ -78,7 +78,8 @@ class FakeServer:
 
     `tokens_of` splits a completion into tokens. A stream sends `tokens_per_chunk` of them at a
     time, every `chunk_s` seconds, and reports how many have been sent if `tells_tokens`. Without
-    `tokenizes`, it acts as a gateway that does not tokenize. `gone` has the requests whose clients
+    `tokenizes`, it acts as a gateway that does not tokenize. With the plugin it tells of cached
+    tokens in blocks of `cached_block_size`, if that is set. `gone` has the requests whose clients
     disconnected before the answer ended.
     """
 
@@ -88,6 +89,7 @@ class FakeServer:
     logprob: Callable[[int, int], float] = lambda token, position: -1.0
     fault: Callable[[str, dict[str, Any]], Awaitable[Any] | Any] = lambda path, body: None
     plugin: bool = False
+    cached_block_size: int | None = None
     api_key: str | None = None
     latency_s: float = 0.0
     tokens_of: Callable[[str], list[str]] = lambda text: re.findall("ab|.", text, re.DOTALL)
@@ -240,7 +242,8 @@ def make_app(running: RunningServer) -> Recorder:
     @app.get("/v1/sgl/stats")
     async def stats() -> Any:
         if running.fake.plugin:
-            return {"hit_tokens": 7}
+            size = running.fake.cached_block_size
+            return {"hit_tokens": 7, **({"cached_block_size": size} if size else {})}
         return JSONResponse({"detail": "Not Found"}, 404)
 
     @app.post("/v1/sgl/flush_cache")

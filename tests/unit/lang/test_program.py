@@ -165,6 +165,47 @@ def test_cached_tokens_that_one_answer_does_not_report_are_unknown_in_the_sum():
     assert both.cost(prompt=1e6, completion=0, cached_prompt=0) == 21
 
 
+@sgl.function
+def ask_thrice(s):
+    s += "x" + sgl.gen("a") + sgl.gen("b") + sgl.select("c", ["yes", "no"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_says_in_which_blocks_a_server_counts_cached_tokens(server, stream):
+    server.plugin, server.cached_block_size = True, 128
+    state = ask_thrice.run(stream=stream)
+    state.sync()
+    assert state.usage.cached_block_size == 128
+    assert "cached in whole blocks of 128 tokens" in str(state.usage)
+    assert state.get_meta_info("a")["cached_block_size"] == 128
+
+
+def test_usage_is_exact_with_a_salt_and_where_the_server_says_nothing_of_blocks(server):
+    server.plugin, server.cached_block_size = True, 128
+    with_salt = ask_thrice.run(backend=sgl.VLLM(server.url, cache_salt="mine")).usage
+    server.cached_block_size = None
+    elsewhere = ask_thrice.run(backend=sgl.VLLM(server.url)).usage
+    for usage in (with_salt, elsewhere):
+        assert usage.cached_block_size == 1
+        assert "blocks" not in str(usage)
+
+
+def test_a_sum_is_in_blocks_if_one_of_its_parts_is():
+    exact = sgl.Usage(prompt_tokens=200, cached_prompt_tokens=130, calls=1)
+    rounded = sgl.Usage(prompt_tokens=200, cached_prompt_tokens=128, calls=1, cached_block_size=64)
+    both = sum([exact, rounded], sgl.Usage())
+    assert (both.cached_prompt_tokens, both.cached_block_size) == (258, 64)
+
+
+def test_usage_is_printed_in_words():
+    usage = sgl.Usage(2048, 0, 37, 5, 8, cached_block_size=128)
+    assert str(usage) == (
+        "5 calls · 2,048 prompt tokens · 0 cached in whole blocks of 128 tokens · 37 generated "
+        "· 8 forced"
+    )
+    assert str(sgl.Usage(7, None, 2, 1)) == "1 call · 7 prompt tokens · 2 generated"
+
+
 def test_a_state_can_be_written_on_after_its_run(server):
     @sgl.function
     def program(s):

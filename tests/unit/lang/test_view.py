@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Usage, branch_name
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt, Usage, branch_name
 from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Show
@@ -296,6 +296,19 @@ def test_the_usage_line_counts_the_run() -> None:
     assert f"{state.usage.prompt_tokens:,} prompt tokens" in facts
     assert "forced" not in facts
     assert f"{state.usage.calls} calls" in printed(state)
+
+
+def test_pictures_say_in_which_blocks_cached_tokens_are_counted() -> None:
+    class Rounding(ScriptedBackend):
+        def _usage(self, prompt: Prompt, completion_tokens: int) -> Usage:
+            usage = super()._usage(prompt, completion_tokens)
+            return replace(usage, cached_prompt_tokens=0, cached_block_size=128)
+
+    state = two_endings.run(backend=Rounding())
+    unit = "0 cached in whole blocks of 128 tokens"
+    assert unit in Parsed(state._repr_html_()).texts("sgl-facts")[0]
+    assert unit in " ".join(printed(state).split())
+    assert any(unit in fact for piece in picture_of(state).root.pieces for fact in piece.facts)
 
 
 def test_a_long_constant_has_its_middle_folded_and_loses_nothing() -> None:

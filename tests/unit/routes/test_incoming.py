@@ -88,7 +88,7 @@ def test_a_server_may_tell_every_client_of_every_token() -> None:
     assert told(None, 21, is_exact=True) == (21, 79, 21)
 
 
-def stats_of(headers: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+def stats_of(headers: Any = None, **options: Any) -> dict[str, Any]:
     """The statistics of a server that was started with these options."""
     engine = FakeEngine(stats=EngineStats("1"))
     app = fake_server(engine)
