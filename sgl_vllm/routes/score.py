@@ -27,7 +27,7 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.quoting import quoted
-from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
 from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled
 from sgl_vllm.routes.bodies import (
@@ -49,7 +49,10 @@ Json = dict[str, Any]
 Usage = dict[str, Any]
 """As in an answer of `/v1/completions`."""
 
-_KEYS = {"model", "prompt", "continuations", "unconditional", "warm", "cache_salt", "request_id"}
+_KEYS = {
+    *("model", "prompt", "continuations", "unconditional", "warm", "cache_salt", "request_id"),
+    PROGRAM,
+}
 
 _PROMPTS = '{"prompt": "..."} or {"messages": [...]}'
 _A_PROMPT = f"an object {_PROMPTS}"
@@ -70,7 +73,8 @@ TokenizeRequest = BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
 class ScoreBody:
     """`prompt` and each of `continuations`, which is the prompt with a choice after it, are
     requests to vLLM's `/tokenize`. `warm` sends what they share ahead. `cache_salt` is that of the
-    requests whose cached prefixes the scores may use."""
+    requests whose cached prefixes the scores may use, and `program` names the program that they
+    belong to (`protocol/hints.py`)."""
 
     prompt: TokenizeRequest
     continuations: list[TokenizeRequest]
@@ -79,6 +83,7 @@ class ScoreBody:
     model: str | None
     request_id: str | None
     cache_salt: str | None
+    program: str | int | None
 
 
 class Refused(Exception):
@@ -102,7 +107,8 @@ async def score(request: Request) -> Response:
 async def _score(asked: ScoreBody, raw_request: Request) -> Response:
     with counted_as_load(raw_request.app.state):
         try:
-            model = _Served(raw_request, asked.model, asked.request_id, asked.cache_salt)
+            hints = {} if asked.program is None else {PROGRAM: asked.program}
+            model = _Served(raw_request, asked.model, asked.request_id, asked.cache_salt, hints)
             prefix_ids, *full_ids = await all_answers(
                 [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]
             )
@@ -143,6 +149,7 @@ def parse_score(body: Json) -> ScoreBody:
         model,
         optional_text(body, "request_id"),
         salt_of(body),
+        _program_of(body),
     )
 
 
@@ -160,6 +167,13 @@ def _prompts_of(body: Json) -> tuple[Json, list[Json]]:
     if any(map(has_media, (prompt, *continuations))):
         raise HTTPException(400, NO_MEDIA)
     return prompt, continuations
+
+
+def _program_of(body: Json) -> str | int | None:
+    program = body.get(PROGRAM)
+    if program is None or (isinstance(program, str | int) and not isinstance(program, bool)):
+        return program
+    raise HTTPException(400, f"{PROGRAM} must be a text or an integer")
 
 
 def _flag(body: Json, name: str) -> bool:
@@ -216,6 +230,7 @@ class _Served:
     model: str | None
     request_id: str | None
     cache_salt: str | None
+    hints: Mapping[str, str | int]
 
     async def tokenize(self, prompt: TokenizeRequest) -> list[int]:
         handler = self.request.app.state.serving_tokenization
@@ -267,6 +282,7 @@ class _Served:
         own = {"request_id": self.request_id, "cache_salt": self.cache_salt}
         given = {name: value for name, value in own.items() if value}
         whole = {"model": self.model, **given, **body, "max_tokens": 1, "temperature": 0.0}
+        whole["vllm_xargs"] = {**self.hints, **body.get("vllm_xargs", {})}
         answer = await complete(self.request, whole)
         if isinstance(answer, ErrorResponse):
             raise Refused(answer)

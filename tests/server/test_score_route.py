@@ -147,3 +147,24 @@ def test_what_cannot_be_scored_is_refused_and_said(http, body, status, said):
     assert answer.status_code == status, answer.text
     assert said in answer.text
     assert http.get("/stats").status_code == 200
+
+
+def test_scores_count_to_the_program_that_they_name(server, http):
+    def num_programs() -> int:
+        return sum(http.get("stats").json()["programs"].values())
+
+    def ask(program: str | None, text: str) -> None:
+        named = {"sgl_program": program} if program else {}
+        body = {"model": server.served_model_name, "prompt": text, "max_tokens": 4}
+        url = f"{server.url}/v1/completions"
+        httpx.post(url, json={**body, "vllm_xargs": named}, headers=HEADERS).raise_for_status()
+        choices = [{"prompt": f"{text} It was{choice}"} for choice in CHOICES[:2]]
+        body = {"prompt": {"prompt": f"{text} It was"}, "continuations": choices, **named}
+        http.post("score", json=body).raise_for_status()
+
+    before = num_programs()
+    ask("a program of its own", "A story about a hare that nobody knew. " * 8)
+    assert num_programs() == before + 1
+    before = num_programs()
+    ask(None, "A story about a fox that nobody knew. " * 8)
+    assert num_programs() > before + 1

@@ -51,7 +51,7 @@ from sgl_vllm.lang.backends.openai_api import (
 from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol.hints import Hints, write_hints
-from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
 from sgl_vllm.protocol.scoring import (
     MAX_CONTINUATIONS,
     ChoiceTokens,
@@ -204,6 +204,8 @@ class VLLM(OnVLLM, OpenAIMedia):
                 "unconditional": unconditional,
                 "warm": warm,
             }
+            if program := program_id.get():
+                body[PROGRAM] = program
             try:
                 answer = await self.call("POST", f"{self.url}/v1/sgl/score", body)
             except BackendError as error:

@@ -196,6 +196,21 @@ def test_every_request_that_runs_the_model_carries_the_salt_of_its_tenant(server
     assert {body["cache_salt"] for _, body in ran if body} == {"team"}
 
 
+def test_the_scores_of_a_select_belong_to_its_program(server):
+    server.plugin = True
+
+    @sgl.function
+    def text(s):
+        s += LONG + sgl.gen("text", max_tokens=2) + sgl.select("pick", ["no", "yes"])
+
+    for _ in range(2):
+        text.run()
+    named = [body["vllm_xargs"]["sgl_program"] for body in server.calls if "vllm_xargs" in body]
+    scored = [body["sgl_program"] for body in server.bodies("/v1/sgl/score")]
+    assert len(set(scored)) == 2
+    assert set(scored) == set(named)
+
+
 def test_more_choices_than_one_score_request_takes_are_scored_by_other_routes(server):
     server.plugin = True
     server.logprob = lambda token, position: 0.0 if chr(token) == "7" else -1.0
