@@ -48,7 +48,7 @@ const CHARTS = [
     lines: [
       { name: "running", kind: "used", value: atEnd("running") },
       { name: "in a tool", kind: "wanted", value: atEnd("in_tool") },
-      { name: "waiting", kind: "other", value: atEnd("waiting_for_person") },
+      { name: "waiting for a person", kind: "other", value: atEnd("waiting_for_person") },
     ],
   },
 ];

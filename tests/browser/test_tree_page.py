@@ -528,7 +528,7 @@ def test_programs_are_drawn_where_the_server_knows_them(charts, counting):
     counting.programs = ProgramGauges(running=3, in_tool=1, waiting_for_person=2)
     look(charts)
     facts = chart(charts, "Programs").locator(".facts li")
-    expect(facts).to_have_text(["running3", "in a tool1", "waiting2"])
+    expect(facts).to_have_text(["running3", "in a tool1", "waiting for a person2"])
 
 
 def test_the_page_keeps_ten_minutes(charts, counting):

@@ -80,7 +80,7 @@ def test_the_guide_prints_hits_and_forced_tokens(url: str) -> None:
         timeout=120,
     )
     assert "The capital of Peru is Lima." in ran.stdout, ran.stderr
-    for what in (r"prompt tokens · (\d+) cached", r"generated · (\d+) forced"):
+    for what in (r"prompt tokens · (\d+) cached", r"generated tokens · (\d+) forced"):
         counts = re.findall(rf"(\d+) {what}", ran.stdout)
         assert len(counts) == 2
         assert all(0 < int(part) < int(whole) for whole, part in counts), ran.stdout

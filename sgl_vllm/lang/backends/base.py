@@ -214,7 +214,7 @@ def usage_facts(usage: Usage) -> list[tuple[str, int]]:
         ("call" if usage.calls == 1 else "calls", usage.calls),
         ("prompt tokens", usage.prompt_tokens),
         *([] if cached is None else [(cached_in_words(usage), cached)]),
-        ("generated", usage.completion_tokens),
+        ("generated tokens", usage.completion_tokens),
     ]
     sometimes = [
         ("forced", usage.forced_tokens),

@@ -201,9 +201,9 @@ def test_usage_is_printed_in_words():
     usage = sgl.Usage(2048, 0, 37, 5, 8, cached_block_size=128)
     assert str(usage) == (
         "5 calls · 2,048 prompt tokens · 0 cached in whole blocks of 128 tokens · 37 generated "
-        "· 8 forced"
+        "tokens · 8 forced"
     )
-    assert str(sgl.Usage(7, None, 2, 1)) == "1 call · 7 prompt tokens · 2 generated"
+    assert str(sgl.Usage(7, None, 2, 1)) == "1 call · 7 prompt tokens · 2 generated tokens"
 
 
 def test_a_state_can_be_written_on_after_its_run(server):
