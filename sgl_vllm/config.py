@@ -8,15 +8,16 @@ declaration. Imports no vLLM, so a bad option is refused before an engine starts
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar  # Any: options before they are checked
+
+from sgl_vllm.spelling import did_you_mean
 
 logger = logging.getLogger("vllm.sgl_vllm.config")
 
@@ -35,6 +36,8 @@ HEADINGS = {
     "self_check": "Self-check",
 }
 """Each part, and the heading under which its options are listed, in that order."""
+
+ALL_OPTIONS = "; vllm serve --help=plugin-config lists the options"
 
 Value = TypeVar("Value", bool, int, float, str)
 
@@ -408,11 +411,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            problem = _problem(field, getattr(self, field.name))
-            if problem is not None:
-                info = OptionInfo.of(field)
-                raise OptionError(f"{field.name} {problem}" + (info.hint and f"; {info.hint}"))
+        _check({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @property
     def tells_exactly(self) -> bool:
@@ -425,11 +424,12 @@ class Options:
         """From names and values; later sources win.
 
         Raises:
-            OptionError: also for a name that does not exist, with the names that do.
+            OptionError: with a line for each unknown name and each value that is not accepted.
         """
         values: dict[str, Any] = {}
         for source in sources:
             values.update(_with_current_names(source))
+        _check(values)
         return cls(**values)
 
     @classmethod
@@ -455,22 +455,31 @@ def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> d
         source: where the words come from, for the message of an error.
     """
     values: dict[str, Any] = {}
+    malformed: list[str] = []
     for word in words:
+        name, equals, text = word.partition("=")
         if word.lstrip().startswith("{"):
             try:
-                part = json.loads(word)
-            except json.JSONDecodeError as error:
+                values.update(json.loads(word))
+            except ValueError as error:
                 raise OptionError(f"{source}: {word!r} is not valid JSON: {error}") from None
-            values.update(part)
-            continue
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise OptionError(f"{source} takes a JSON object or key=value pairs, not {word!r}")
-        try:
-            values[name] = json.loads(text.lower() if text in ("True", "False") else text)
-        except json.JSONDecodeError:
-            values[name] = text
+        elif not (name and equals):
+            malformed.append(repr(word))
+        else:
+            values[name] = _value_of(text)
+    if malformed:
+        raise OptionError(
+            f"{source} takes a JSON object or key=value pairs, not {' '.join(malformed)}"
+        )
     return values
+
+
+def _value_of(text: str) -> Any:
+    """A value as JSON, as Python spells it, or else as a string."""
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
 
 
 def choices_of(name: str) -> tuple[str, ...]:
@@ -505,6 +514,20 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
+def _check(values: Mapping[str, Any]) -> None:
+    """Raises OptionError, with a line for each of `values` that `Options` does not take."""
+    fields = {field.name: field for field in dataclasses.fields(Options)}
+    problems: list[str] = []
+    for name, value in values.items():
+        if name not in fields:
+            problems.append(f"unknown option {name}" + did_you_mean(name, fields, ALL_OPTIONS))
+        elif problem := _problem(fields[name], value):
+            hint = OptionInfo.of(fields[name]).hint
+            problems.append(f"{name} {problem}" + (hint and f"; {hint}"))
+    if problems:
+        raise OptionError("\n".join(problems))
+
+
 def _problem(field: dataclasses.Field[Any], value: object) -> str | None:
     """Why `value` is not accepted, to follow the option's name. None if it is."""
     info = OptionInfo.of(field)
@@ -514,7 +537,8 @@ def _problem(field: dataclasses.Field[Any], value: object) -> str | None:
         choices = info.choices()
         if isinstance(value, str) and value in choices:
             return None
-        return f"must be one of {', '.join(choices)}, not {value!r}"
+        near = did_you_mean(value, choices)
+        return f"must be one of {', '.join(choices)}, not {value!r}{near}"
     if info.pattern:
         is_of_form = isinstance(value, str) and re.fullmatch(info.pattern, value)
         return None if is_of_form else f"must be {info.form}, not {value!r}"
@@ -548,13 +572,5 @@ def _with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
             )
             if renamed[name] in values:
                 raise OptionError(f"{name} is the old name of {renamed[name]}: set only one")
-        elif name not in fields:
-            raise OptionError(_unknown(name, fields))
         current[renamed.get(name, name)] = value
     return current
-
-
-def _unknown(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"sgl-vllm has no option {name!r}: {hint}the options are {', '.join(names)}"

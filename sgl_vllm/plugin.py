@@ -1,7 +1,8 @@
 """vLLM's entry point: is the plugin active, with which options, and with which scheduler.
 
-Owns the activation rules. Does not own the patching mechanism (`vllm_api/patching.py`), the options
-(`config.py`), or which hooks a part needs (`vllm_api/probe.py`).
+Owns what activation changes in vLLM. Does not own the patching mechanism
+(`vllm_api/patching.py`), the flags (`flags.py`), the options (`config.py`), or which hooks a part
+needs (`vllm_api/probe.py`).
 
 vLLM calls `register` in every process it starts, whether or not the plugin was requested. The
 plugin is active for an engine when `--plugin sgl_vllm`, `VLLM_PLUGINS=sgl_vllm`, or
@@ -9,6 +10,8 @@ plugin is active for an engine when `--plugin sgl_vllm`, `VLLM_PLUGINS=sgl_vllm`
 nothing:
 
     EngineArgs.add_cli_args          adds --plugin and --plugin-config
+    FlexibleArgumentParser.parse_args
+                                     refuses bad ones
     EngineArgs.from_cli_args         reads them
     EngineArgs.create_engine_config  sets our scheduler class in the resolved configuration
     SamplingParams._validate_structured_outputs, validate_xgrammar_grammar
@@ -29,28 +32,18 @@ import argparse
 import logging
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 # Any: arguments of vLLM's, and options as JSON
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sgl_vllm.config import (
-    CONFIG_ENV,
-    CONFIG_KEY,
-    OptionError,
-    Options,
-    help_text,
-    words_to_mapping,
-)
+from sgl_vllm import flags
+from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.flags import PLUGIN_NAME, ActivationError
 from sgl_vllm.vllm_api.patching import add_method, wrap
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
-from sgl_vllm.vllm_api.versions import (
-    Support,
-    installed_vllm,
-    server_requirements,
-    unsupported_message,
-)
+from sgl_vllm.vllm_api.versions import installation_problem
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -65,7 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.sgl_vllm")
 
-PLUGIN_NAME = "sgl_vllm"
 _PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.platform_plugins",
@@ -93,10 +85,6 @@ _starting: Callable[[], EngineCore | None] = _no_engine
 """The engine core whose `__init__` runs in this process."""
 
 
-class ActivationError(RuntimeError):
-    """The plugin was requested but cannot work here. The message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class PartStatus:
     """Whether a part works with the installed vLLM; `reason` says why it does not."""
@@ -116,6 +104,7 @@ class ActiveScheduler(Protocol):
 def register() -> None:
     """Entry point of `vllm.general_plugins`. Idempotent; imports only what vLLM has imported."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine import core
     from vllm.v1.engine.core import EngineCore
 
@@ -124,6 +113,7 @@ def register() -> None:
     wrap(core, "generate_scheduler_kv_cache_config")(_generate_scheduler_kv_cache_config)
     wrap(core, "enable_envs_cache")(_enable_envs_cache)
     wrap(EngineArgs, "add_cli_args")(_add_cli_args)
+    wrap(FlexibleArgumentParser, "parse_args")(_parse_args)
     wrap(EngineArgs, "from_cli_args")(_from_cli_args)
     wrap(EngineArgs, "create_engine_config")(_create_engine_config)
     if os.environ.get(_PREFIX_ATTENTION_ENV):
@@ -190,56 +180,32 @@ def _add_cli_args(
     parser: argparse.ArgumentParser,
 ) -> argparse.ArgumentParser:
     parser = original(parser)
-    group = parser.add_argument_group(
-        "sgl-vllm", "RadixAttention, cache-aware scheduling and jump-forward decoding"
-    )
-    group.add_argument(
-        "--plugin",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help=f"Activate an installed plugin by name: {PLUGIN_NAME}.",
-    )
-    group.add_argument(
-        "--plugin-config",
-        nargs="+",
-        action="extend",
-        metavar="JSON|KEY=VALUE",
-        help="Options of the plugin, as a JSON object or key=value pairs: "
-        "'{\"jump_forward\": false}' or jump_forward=false.\n" + help_text().replace("%", "%%"),
-    )
+    flags.declare(parser)
     return parser
+
+
+def _parse_args(
+    original: Callable[..., argparse.Namespace],
+    parser: argparse.ArgumentParser,
+    *args: Any,
+    **kwargs: Any,
+) -> argparse.Namespace:
+    """Bad flags end the process here, before vLLM looks at the model."""
+    parsed = original(parser, *args, **kwargs)
+    if hasattr(parsed, "plugin"):
+        flags.refuse_early(parser, parsed)
+    return parsed
 
 
 def _from_cli_args(
     original: Callable[..., EngineArgs], cls: type[EngineArgs], args: argparse.Namespace
 ) -> EngineArgs:
     engine_args = original(cls, args)
-    plugins = getattr(args, "plugin", None) or []
-    words = [str(word) for word in getattr(args, "plugin_config", None) or []]
-    for name in plugins:
-        if name != PLUGIN_NAME:
-            raise ActivationError(
-                f"--plugin {name}: --plugin accepts only {PLUGIN_NAME}. "
-                "Set VLLM_PLUGINS to load other vLLM plugins"
-            )
-    if plugins or (words and _named_in_environment()):
-        vars(engine_args)[_CLI_OPTIONS] = words_to_mapping(words)
+    given = flags.given_options(args)
+    if given is not None:
+        vars(engine_args)[_CLI_OPTIONS] = given
         _allow_in_environment()
-    elif words:
-        raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
-    _report_cached_tokens(engine_args, args)
     return engine_args
-
-
-def _report_cached_tokens(engine_args: EngineArgs, args: argparse.Namespace) -> None:
-    """Switch on `--enable-prompt-tokens-details`, where the command has it, with the plugin. The
-    API server reads the arguments after the engine's are made of them."""
-    if not hasattr(args, "enable_prompt_tokens_details"):
-        return
-    options = _requested_options(engine_args)
-    if options is not None and options.cached_tokens_in_usage:
-        args.enable_prompt_tokens_details = True
 
 
 # -- the resolved configuration -------------------------------------------------------------------
@@ -248,15 +214,13 @@ def _report_cached_tokens(engine_args: EngineArgs, args: argparse.Namespace) -> 
 def _create_engine_config(
     original: Callable[..., VllmConfig], engine_args: EngineArgs, *args: Any, **kwargs: Any
 ) -> VllmConfig:
-    options = _requested_options(engine_args)
+    options = flags.requested_options(
+        vars(engine_args).get(_CLI_OPTIONS), engine_args.additional_config
+    )
     if options is None:
         return original(engine_args, *args, **kwargs)
     _require_supported()
-    if engine_args.scheduler_cls is not None:
-        raise ActivationError(
-            f"{PLUGIN_NAME} sets its own scheduler class, so it cannot run with "
-            f"--scheduler-cls {engine_args.scheduler_cls}: choose one of the two"
-        )
+    flags.require_no_scheduler(engine_args.scheduler_cls)
     if options.prefix_attention:
         _use_prefix_attention(engine_args)
     _check_formats_first()
@@ -290,31 +254,6 @@ def _check_formats_first() -> None:
     from sgl_vllm.fsm.vllm.frontend import install_checks
 
     install_checks()
-
-
-def _requested_options(engine_args: EngineArgs) -> Options | None:
-    """The options, or None if the plugin was not requested.
-
-    The command line wins over `additional_config`, which wins over the environment.
-    """
-    from_config: Mapping[str, Any] | None
-    from_config = (engine_args.additional_config or {}).get(CONFIG_KEY)
-    if from_config is not None and not isinstance(from_config, Mapping):
-        raise OptionError(
-            f"additional_config: {CONFIG_KEY!r} must be an object with options, not {from_config!r}"
-        )
-    from_cli: Mapping[str, Any] | None = vars(engine_args).get(_CLI_OPTIONS)
-    if from_config is None and from_cli is None and not _named_in_environment():
-        return None
-    values: Mapping[str, Any] = {}
-    if text := os.environ.get(CONFIG_ENV):
-        if "{" not in text and sum("=" in word for word in text.split()) > 1:
-            raise OptionError(
-                f"environment variable {CONFIG_ENV} takes one key=value pair, not {text!r}; write "
-                "several as a JSON object"
-            )
-        values = words_to_mapping([text], f"environment variable {CONFIG_ENV}")
-    return Options.from_mapping(values, from_config or {}, from_cli or {})
 
 
 def _use_prefix_attention(engine_args: EngineArgs) -> None:
@@ -401,10 +340,6 @@ def _rank_router(client: DPLBAsyncMPClient) -> RankRouter | None:
 # -- VLLM_PLUGINS ---------------------------------------------------------------------------------
 
 
-def _named_in_environment() -> bool:
-    return PLUGIN_NAME in (os.environ.get("VLLM_PLUGINS") or "").split(",")
-
-
 def _allow_in_environment() -> None:
     """Add the plugin to `VLLM_PLUGINS`, which endpoint plugins and child processes need.
 
@@ -439,25 +374,11 @@ def _require_supported() -> None:
     Raises:
         ActivationError: what is missing or out of range, and the command that fixes it.
     """
-    problem = _installation_problem()
-    if problem is None:
-        try:
-            import sgl_vllm.scheduler.scheduler  # noqa: F401
-        except (ImportError, AttributeError) as error:
-            problem = f"this vLLM lacks what every part needs ({error})"
-    if problem is not None:
-        raise ActivationError(
-            f"{PLUGIN_NAME} cannot work with this installation: {problem}. "
-            "Run 'sgl-vllm doctor' for details"
-        )
-
-
-def _installation_problem() -> str | None:
-    found = installed_vllm()
-    if found is None or found.support is Support.UNSUPPORTED:
-        return unsupported_message(found)
-    problems = [requirement.problem for requirement in server_requirements()]
-    return next((problem for problem in problems if problem), None)
+    flags.require_installation()
+    try:
+        import sgl_vllm.scheduler.scheduler  # noqa: F401
+    except (ImportError, AttributeError) as error:
+        raise flags.unusable(f"this vLLM lacks what every part needs ({error})") from error
 
 
 def probe_parts() -> list[PartStatus]:
@@ -465,7 +386,7 @@ def probe_parts() -> list[PartStatus]:
 
     A model or configuration can rule out more; the scheduler logs that when it starts.
     """
-    problem = _installation_problem()
+    problem = installation_problem()
     if problem is not None:
         return [PartStatus("server", False, problem)]
     return [

@@ -22,8 +22,9 @@ from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.flags import PLUGIN_NAME
 from sgl_vllm.part import SchedulerFacts
-from sgl_vllm.plugin import PLUGIN_NAME, register
+from sgl_vllm.plugin import register
 from sgl_vllm.preview.layers import kv_cache_config
 from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
 from sgl_vllm.preview.refusal import Refused, engine_config, one_line
@@ -100,13 +101,10 @@ def _parsed(flags: Sequence[str]) -> argparse.Namespace:
     try:
         with contextlib.redirect_stderr(printed):
             parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
-            arguments = parser.parse_args(list(flags))
+            return parser.parse_args(["--plugin", PLUGIN_NAME, *flags])
     except SystemExit:
         _, _, message = printed.getvalue().rpartition("error: ")
         raise Refused(" ".join(message.split())) from None
-    plugins = arguments.plugin or []
-    arguments.plugin = plugins if PLUGIN_NAME in plugins else [*plugins, PLUGIN_NAME]
-    return arguments
 
 
 def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:

@@ -33,7 +33,8 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from sgl_vllm.config import CONFIG_KEY, Options
-    from sgl_vllm.plugin import PLUGIN_NAME, register
+    from sgl_vllm.flags import PLUGIN_NAME
+    from sgl_vllm.plugin import register
     from sgl_vllm.preview.refusal import engine_config
     from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
     from sgl_vllm.self_check.driver import StepLimits
@@ -42,11 +43,11 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
 
     register()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    arguments, ignored = parser.parse_known_args(["--model", model, *flags])
+    arguments, ignored = parser.parse_known_args(
+        ["--plugin", PLUGIN_NAME, "--model", model, *flags, "--plugin-config", "self_check=off"]
+    )
     if ignored:
         logger.warning("sgl-vllm: not for the engine, and ignored: %s", " ".join(ignored))
-    arguments.plugin = [PLUGIN_NAME]
-    arguments.plugin_config = [*(arguments.plugin_config or []), "self_check=off"]
     config = engine_config(EngineArgs, arguments, model)
     engine = LLMEngine.from_vllm_config(config)
     try:

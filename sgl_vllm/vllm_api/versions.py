@@ -118,6 +118,15 @@ def server_requirements() -> list[ServerRequirement]:
     return [_requirement(*package) for package in SERVER_PACKAGES]
 
 
+def installation_problem() -> str | None:
+    """Why no part of the plugin can work here, and what to do; None if parts can."""
+    found = installed_vllm()
+    if found is None or found.support is Support.UNSUPPORTED:
+        return unsupported_message(found)
+    problems = (requirement.problem for requirement in server_requirements())
+    return next((problem for problem in problems if problem), None)
+
+
 def version_of(package: str) -> str | None:
     """The installed version of a distribution; None if it is absent."""
     try:

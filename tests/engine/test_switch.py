@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -18,10 +19,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
+from sgl_vllm.flags import ActivationError
 from sgl_vllm.kernels import attention_backend
-from sgl_vllm.plugin import ActivationError, _allow_in_environment, probe_parts, register
+from sgl_vllm.plugin import _allow_in_environment, probe_parts, register
 from sgl_vllm.server_process import free_port
 from sgl_vllm.vllm_api import probe
+from sgl_vllm.vllm_api.versions import InstalledVllm
 from tests.engine.engine import MODEL, Ask
 from tests.vllm_copies import Edit, copy_of_vllm
 
@@ -83,10 +86,7 @@ def test_the_environment_names_it_too(monkeypatch):
     ],
 )
 def test_the_switch_reports_cached_tokens_in_answers(words, reported):
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = parser.parse_args(["--model", MODEL, *words])
-    args.enable_prompt_tokens_details = False  # of `vllm serve` only
-    AsyncEngineArgs.from_cli_args(args)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([MODEL, *words])
     assert args.enable_prompt_tokens_details == reported
 
 
@@ -129,54 +129,27 @@ def test_parts_that_are_off_are_named_with_their_reason(start):
     }
 
 
+def test_bad_flags_end_the_process_when_vllm_parses_them(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse("--plugin", "sgl_vllm", "--plugin-config", "jump_foward=true")
+    assert capsys.readouterr().err.endswith("; did you mean jump_forward?\n")
+
+
 @pytest.mark.parametrize(
-    ("words", "error", "says"),
+    ("arguments", "error", "says"),
     [
-        (["--plugin", "sglang"], ActivationError, "VLLM_PLUGINS"),
-        (["--plugin-config", "radix=false"], ActivationError, "without --plugin sgl_vllm"),
+        ({"additional_config": {"sgl_vllm": {"jump_foward": True}}}, OptionError, "unknown option"),
+        ({"additional_config": {"sgl_vllm": "radix"}}, OptionError, "must be an object"),
         (
-            ["--plugin", "sgl_vllm", "--plugin-config", "jumpforward=true"],
-            OptionError,
-            "did you mean 'jump_forward'",
-        ),
-        (["--plugin", "sgl_vllm", "--plugin-config", "radix=maybe"], OptionError, "true or false"),
-        (["--plugin", "sgl_vllm", "--plugin-config", "radix"], OptionError, "key=value"),
-        (["--plugin", "sgl_vllm", "--plugin-config", "{radix: 1}"], OptionError, "not valid JSON"),
-        (
-            ["--plugin", "sgl_vllm", "--scheduler-cls", "my.Scheduler"],
+            {"additional_config": {"sgl_vllm": {}}, "scheduler_cls": "my.Scheduler"},
             ActivationError,
             "--scheduler-cls my.Scheduler",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_do(words, error, says):
+def test_bad_arguments_in_python_raise(arguments, error, says):
     with pytest.raises(error, match=says):
-        parse(*words).create_engine_config()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{bad", "^environment variable SGL_VLLM_CONFIG: '{bad' is not valid JSON"),
-        ("radix", "^environment variable SGL_VLLM_CONFIG takes a JSON object or key=value pairs"),
-        ("radix=false select=false", "^environment variable .* write several as a JSON object$"),
-    ],
-)
-def test_an_error_in_the_environment_names_the_variable(monkeypatch, text, says):
-    monkeypatch.setenv("SGL_VLLM_CONFIG", text)
-    with pytest.raises(OptionError, match=says):
-        parse("--plugin", "sgl_vllm").create_engine_config()
-
-
-def test_one_pair_in_the_environment_may_have_a_second_equals_sign(monkeypatch):
-    monkeypatch.setenv("SGL_VLLM_CONFIG", "tenant_from=header:a=b")
-    with pytest.raises(OptionError, match="tenant_from"):  # its value is refused, not its form
-        parse("--plugin", "sgl_vllm").create_engine_config()
-
-
-def test_options_in_additional_config_must_be_an_object():
-    with pytest.raises(OptionError, match=r"^additional_config: 'sgl_vllm' must be an object"):
-        parse("--additional-config", '{"sgl_vllm": "radix=false"}').create_engine_config()
+        EngineArgs(model=MODEL, **arguments).create_engine_config()
 
 
 def test_registering_twice_wraps_once():
@@ -190,14 +163,12 @@ def test_every_hook_is_in_the_installed_vllm():
 
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
-    from sgl_vllm import plugin
-    from sgl_vllm.vllm_api.versions import InstalledVllm
-
-    monkeypatch.setattr(plugin, "installed_vllm", lambda: InstalledVllm("vllm", "0.20.1", "cuda"))
+    old = InstalledVllm("vllm", "0.20.1", "cuda")
+    monkeypatch.setattr("sgl_vllm.vllm_api.versions.installed_vllm", lambda: old)
     with pytest.raises(
         ActivationError, match=r"vllm 0\.20\.1 is installed.*use vLLM 0\.31 to 0\.33"
     ):
-        parse("--plugin", "sgl_vllm").create_engine_config()
+        EngineArgs(model=MODEL, additional_config={"sgl_vllm": {}}).create_engine_config()
 
 
 def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatch, tmp_path):

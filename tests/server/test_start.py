@@ -8,7 +8,6 @@ import sys
 import httpx
 import pytest
 
-from sgl_vllm.server_process import ServerFailed
 from tests.server.conftest import MODEL, serve
 
 pytestmark = pytest.mark.slow
@@ -33,23 +32,34 @@ def test_unnamed_it_is_stock_and_has_none_of_our_routes():
     assert "sgl-vllm" not in log and "SglScheduler" not in log
 
 
-def test_an_unknown_option_ends_the_start_with_one_clear_line():
-    with pytest.raises(ServerFailed, match="did you mean 'jump_forward'"):
-        serve(plugin=True, plugin_config={"jumpforward": True}).start()
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            [MODEL, "--plugin", "sgl_vllm", "--plugin-config", "jump_foward=false"],
+            "unknown option jump_foward; did you mean jump_forward?",
+        ),
+        (
+            ["--plugin", "sgl_vllm", MODEL],
+            f"write {MODEL} before --plugin: vllm serve {MODEL} --plugin sgl_vllm",
+        ),
+    ],
+)
+def test_bad_flags_end_the_start_with_one_clear_line(words, line):
+    ended = run_vllm("serve", *words)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].endswith(f": error: {line}")
+    assert "Traceback" not in ended.stderr and "non-default args" not in ended.stdout
 
 
 def test_the_help_lists_the_switch():
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        MODEL,
-        "--help=sgl-vllm",
-    ]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    shown = run_vllm("serve", MODEL, "--help=sgl-vllm")
     assert "--plugin NAME" in shown.stdout and "--plugin-config" in shown.stdout
+
+
+def run_vllm(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_the_check_runs_in_the_engines_own_process_before_the_server_is_ready(

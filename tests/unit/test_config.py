@@ -35,8 +35,9 @@ def test_options_survive_the_way_to_another_process():
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("jump=false", "the options are radix, radix_policy"),
-        ("jumpforward=false", "did you mean 'jump_forward'"),
+        ("colour=1", "^unknown option colour; vllm serve --help=plugin-config lists the options$"),
+        ("jump_foward=false", "^unknown option jump_foward; did you mean jump_forward\\?$"),
+        ('{"jump-forward": false}', "^unknown option jump-forward; did you mean jump_forward\\?$"),
         ("radix=1", "radix must be true or false, not 1"),
         ("radix=off", "radix must be true or false, not 'off'"),
         ("schedule_window=1.5", "whole number"),
@@ -47,17 +48,35 @@ def test_options_survive_the_way_to_another_process():
         ("radix_policy=fifo", "radix_policy must be one of lru, .*, not 'fifo'"),
         ("radix_policy=1", "one of lru"),
         ('{"radix_policy": ["lru"]}', "one of lru"),
-        ("jump_mode=fast", "one of canonical, exact, not 'fast'"),
+        ("jump_mode=fast", "one of canonical, exact, not 'fast'$"),
+        ("jump_mode=exakt", "^jump_mode must be .* exact, not 'exakt'; did you mean exact\\?$"),
+        (f"radix_ttl_s={'1' * 5000}", "a number"),  # more digits than Python reads
         ("radix_pin_share=2", "must be at most 1, not 2"),
         ("radix_ttl_s=soon", "a number"),
         ("radix", "key=value"),
         ("{radix}", "not valid JSON"),
         ("[1]", "key=value"),
+        ("=false", "key=value"),
     ],
 )
 def test_an_invalid_option_is_refused_with_the_accepted_values(word, says):
     with pytest.raises(OptionError, match=says):
         Options.from_words([word])
+
+
+def test_every_problem_is_named_at_once():
+    with pytest.raises(OptionError) as refused:
+        Options.from_words(["jump_foward=false", "radix=true", "jump_mode=exakt", "radix_ttl=1"])
+    assert [line.split(" must ")[0] for line in str(refused.value).splitlines()] == [
+        "unknown option jump_foward; did you mean jump_forward?",
+        "jump_mode",
+        "unknown option radix_ttl; did you mean radix_ttl_s?",
+    ]
+
+
+def test_words_without_an_equals_sign_are_refused_together():
+    with pytest.raises(OptionError, match=r"pairs, not 'jump_forward' '=' 'false'$"):
+        Options.from_words(["radix=true", "jump_forward", "=", "false"])
 
 
 def test_an_old_name_works_with_a_warning_that_has_the_new_one(caplog):

@@ -1,0 +1,12 @@
+"""What to say about a misspelled name: an option, a command, or an argument of the language."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: object, words: Iterable[str], otherwise: str = "") -> str:
+    """`; did you mean WORD?` with the nearest of `words`, or `otherwise` if none is near."""
+    near = difflib.get_close_matches(str(word), list(words), n=1)
+    return f"; did you mean {near[0]}?" if near else otherwise

@@ -1,0 +1,166 @@
+"""The plugin's flags on vLLM's command line: what is refused, with which line, and how early."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from sgl_vllm import flags
+from sgl_vllm.vllm_api.versions import InstalledVllm
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    """A parser like that of `vllm serve`, with what the plugin looks at."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.delenv("SGL_VLLM_CONFIG", raising=False)
+    monkeypatch.setattr(flags, "installation_problem", lambda: None)
+    parser = argparse.ArgumentParser(prog="vllm")
+    parser.add_argument("model_tag", nargs="?")
+    parser.add_argument("--additional-config", type=eval)
+    parser.add_argument("--scheduler-cls")
+    parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    flags.declare(parser)
+    return parser
+
+
+def parse(serve: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    parsed = serve.parse_args(words)
+    flags.refuse_early(serve, parsed)
+    return parsed
+
+
+def refusal(
+    serve: argparse.ArgumentParser, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What is printed, without the name of the command; the exit status is checked."""
+    with pytest.raises(SystemExit) as ended:
+        parse(serve, words)
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("vllm: error: ")
+    return printed.err.removeprefix("vllm: error: ").removesuffix("\n")
+
+
+ON = ["MODEL", "--plugin", "sgl_vllm"]
+UNKNOWN = "unknown option jump_foward; did you mean jump_forward?"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*ON, "--plugin-config", "jump_foward=false"],
+        [*ON, "--plugin-config", "radix=true", "--plugin-config", "jump_foward=false"],
+        [*ON, "--plugin-config", '{"jump_foward": false}'],
+        ["MODEL", "--plugin-config", "jump_foward=false", "--plugin", "sgl_vllm"],
+        ["MODEL", "--additional-config", '{"sgl_vllm": {"jump_foward": False}}'],
+    ],
+)
+def test_an_unknown_option_is_refused_in_one_line_when_it_is_parsed(serve, capsys, words) -> None:
+    assert refusal(serve, words, capsys) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["jump_mode=exakt"], "jump_mode must be one of canonical, exact, not 'exakt'; did you"),
+        (["radix=off"], "radix must be true or false, not 'off'"),
+        (["radix"], "--plugin-config takes a JSON object or key=value pairs, not 'radix'"),
+        (["{radix: false}"], "--plugin-config: '{radix: false}' is not valid JSON"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_line(serve, capsys, words, says) -> None:
+    printed = refusal(serve, [*ON, "--plugin-config", *words], capsys)
+    assert printed.startswith(says) and "\n" not in printed
+
+
+def test_several_bad_options_are_named_together(serve, capsys) -> None:
+    words = [*ON, "--plugin-config", "jump_foward=false", "--plugin-config", "radix=off"]
+    assert refusal(serve, words, capsys).splitlines() == [
+        UNKNOWN,
+        "radix must be true or false, not 'off'",
+    ]
+
+
+def test_a_bad_option_in_the_environment_is_refused_too(serve, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SGL_VLLM_CONFIG", "jump_foward=false")
+    assert parse(serve, ["MODEL"]).model_tag == "MODEL"  # the plugin is not requested
+    assert refusal(serve, ON, capsys) == UNKNOWN
+    monkeypatch.setenv("VLLM_PLUGINS", "sgl_vllm")
+    assert refusal(serve, ["MODEL"], capsys) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{bad", "environment variable SGL_VLLM_CONFIG: '{bad' is not valid JSON"),
+        ("radix", "environment variable SGL_VLLM_CONFIG takes a JSON object or key=value pairs"),
+        ("radix=false select=false", "environment variable SGL_VLLM_CONFIG takes one key=value"),
+        ("tenant_from=header:a=b", "tenant_from must be none, api_key or header:NAME, not"),
+    ],
+)
+def test_malformed_text_in_the_environment_is_refused_too(
+    serve, capsys, monkeypatch, text, says
+) -> None:
+    monkeypatch.setenv("SGL_VLLM_CONFIG", text)
+    assert refusal(serve, ON, capsys).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--plugin", "sgl_vllm", "org/model"],
+        ["--plugin", "sgl_vllm", "--plugin-config", "radix=true", "org/model"],
+        ["--plugin-config", "radix=true", "org/model", "--plugin", "sgl_vllm"],
+    ],
+)
+def test_a_model_behind_the_flags_is_told_where_it_belongs(serve, capsys, words) -> None:
+    expected = "write org/model before --plugin: vllm serve org/model --plugin sgl_vllm"
+    assert refusal(serve, words, capsys) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["MODEL", "--plugin", "sglang"], "--plugin sglang: --plugin accepts only sgl_vllm"),
+        (["--plugin", "sglang"], "--plugin sglang: --plugin accepts only sgl_vllm"),
+        ([*ON, "other"], "--plugin other: --plugin accepts only sgl_vllm"),
+        ([*ON, "radix=false"], "write --plugin-config before radix=false"),
+        (["MODEL", "--plugin-config", "radix=false"], "--plugin-config has no effect without"),
+        (
+            ["--plugin", "sgl_vllm", "--plugin-config", "radix"],  # vLLM has a model by default
+            "--plugin-config takes a JSON object or key=value pairs, not 'radix'",
+        ),
+        ([*ON, "--scheduler-cls", "my.Scheduler"], "sgl_vllm sets its own scheduler class"),
+        (
+            ["MODEL", "--additional-config", '{"sgl_vllm": "radix"}'],
+            "additional_config: 'sgl_vllm' must be an object",
+        ),
+    ],
+)
+def test_other_misuse_is_refused_with_what_to_do(serve, capsys, words, says) -> None:
+    printed = refusal(serve, words, capsys)
+    assert printed.startswith(says) and "\n" not in printed
+
+
+def test_an_installation_that_cannot_work_is_refused_before_the_model(
+    serve, capsys, monkeypatch
+) -> None:
+    monkeypatch.undo()
+    old = InstalledVllm("vllm", "0.20.1", "cuda")
+    monkeypatch.setattr("sgl_vllm.vllm_api.versions.installed_vllm", lambda: old)
+    printed = refusal(serve, ON, capsys)
+    assert "vllm 0.20.1 is installed, which is not supported; use vLLM 0.31 to 0.33" in printed
+
+
+def test_flags_of_others_are_left_to_vllm(serve) -> None:
+    parsed = parse(serve, ["MODEL", "--additional-config", "[1]"])
+    assert parsed.additional_config == [1] and not parsed.enable_prompt_tokens_details
+
+
+def test_good_flags_are_parsed_and_report_cached_tokens(serve) -> None:
+    parsed = parse(serve, [*ON, "--plugin-config", "radix=true"])
+    assert parsed.model_tag == "MODEL" and parsed.enable_prompt_tokens_details
+    without = ["--plugin-config", "cached_tokens_in_usage=false"]
+    assert not parse(serve, [*ON, *without]).enable_prompt_tokens_details
