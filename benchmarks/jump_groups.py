@@ -20,6 +20,7 @@ request can jump again one step later.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -175,6 +176,11 @@ def table() -> Iterator[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.jump_groups",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     print("Jumps over runs of a least length: time in percent of that without jumps\n")
     print("\n".join(table_of_least_runs()))
     print("\nJumps that wait for another request's: time in percent of that without waiting\n")

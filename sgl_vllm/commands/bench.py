@@ -6,12 +6,15 @@ import argparse
 import os
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from sgl_vllm import shipped
+from sgl_vllm.commands.stand_ins import with_stand_ins
+from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api import versions
 
 PACKAGE = "benchmarks"
@@ -40,8 +43,8 @@ def main(options: argparse.Namespace) -> int:
         return 0
     name, *arguments = options.words
     if name not in found:
-        known = ", ".join(found)
-        print(f"sgl-vllm bench: no benchmark {name!r}; there are {known}", file=sys.stderr)
+        instead = did_you_mean(name, found, f"; there are {', '.join(found)}")
+        print(f"sgl-vllm bench: unknown benchmark {name}{instead}", file=sys.stderr)
         return 2
     return run(name, arguments)
 
@@ -70,12 +73,20 @@ def run(name: str, arguments: list[str]) -> int:
     paths = [folder, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     sys.argv = [f"{PACKAGE}.{name}", *arguments]
+    module = partial(runpy.run_module, f"{PACKAGE}.{name}", run_name="__main__", alter_sys=True)
     try:
-        runpy.run_module(f"{PACKAGE}.{name}", run_name="__main__", alter_sys=True)
+        if {"-h", "--help"} & set(arguments):
+            with_stand_ins(module)
+        else:
+            module()
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        needs_vllm = versions.installed_vllm() is None
-        remedy = versions.unsupported_message(None) if needs_vllm else f"pip install {missing}"
-        print(f"sgl-vllm bench {name}: it needs {missing}. {remedy}", file=sys.stderr)
+        print(f"sgl-vllm bench {name}: {_remedy(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _remedy(error: ModuleNotFoundError) -> str:
+    if versions.installed_vllm() is None:  # it brings most of what benchmarks import
+        return versions.unsupported_message(None) or ""
+    missing = (error.name or "").partition(".")[0]
+    return f"it needs {missing}: pip install {missing}"

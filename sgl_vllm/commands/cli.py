@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
+import re
 import sys
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from sgl_vllm.commands import (
     why,
 )
 from sgl_vllm.commands.client import ServerError
+from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api import versions
 
 DESCRIPTION = """\
@@ -85,11 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     parser, names = _parser()
     if words and words[0] not in names and not words[0].startswith("-"):
-        for name in difflib.get_close_matches(words[0], names, n=1):
-            parser.error(f"no command {words[0]!r}: did you mean {name}?")
+        instead = did_you_mean(words[0], names, f"; the commands are {', '.join(names)}")
+        parser.error(f"unknown command {words[0]}{instead}")
     options, unknown = parser.parse_known_args(words)
     if unknown:  # argparse would print the usage of `sgl-vllm`, not of its command
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        instead = _instead_of(unknown, options.parser)
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{instead}")
     try:
         return int(options.main(options))
     except ServerError as error:
@@ -109,7 +111,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     version_help = "print the versions of sgl-vllm and vLLM"
     parser.add_argument("--version", action="version", version=_versions(), help=version_help)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(main=_print_help, parser=parser)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, help_line, module in COMMANDS:
         command = commands.add_parser(
             name,
@@ -122,6 +125,17 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     command = commands.add_parser("version", help=version_help, description=version_help)
     command.set_defaults(main=_print_versions, parser=command)
     return parser, list(commands.choices)
+
+
+def _instead_of(unknown: list[str], parser: argparse.ArgumentParser) -> str:
+    """The nearest to the first unknown flag."""
+    flags = re.findall(r"--[a-z-]+", parser.format_help())
+    return next((did_you_mean(word, flags) for word in unknown if word.startswith("--")), "")
+
+
+def _print_help(options: argparse.Namespace) -> int:
+    options.parser.print_help()
+    return 0
 
 
 def _print_versions(options: argparse.Namespace) -> int:

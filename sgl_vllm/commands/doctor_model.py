@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sgl_vllm.preview.outlook import AS_ON_GPU, MARK, Outlook, State
+from sgl_vllm.vllm_api import versions
 
 TIMEOUT_S = 300
 """vLLM inspects a model's class in a process of its own, and may ask the Hugging Face hub."""
@@ -53,8 +54,10 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool = False) -> Outlook
     """What is foreseen for an engine. Takes about ten seconds, most of them to import vLLM.
 
     Raises:
-        NoAnswer: vLLM would not start with these flags, or cannot say.
+        NoAnswer: vLLM would not start with these flags, cannot say, or is not installed.
     """
+    if problem := versions.installation_problem():
+        raise NoAnswer(problem)
     command = [sys.executable, "-m", "sgl_vllm.preview", *[AS_ON_GPU] * as_on_gpu, model, *flags]
     environment = {"VLLM_LOGGING_LEVEL": "ERROR"} | os.environ
     try:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sgl_vllm import shipped
 from sgl_vllm.commands.terminal import WIDTH_OF_FILES
+from sgl_vllm.spelling import did_you_mean
 
 FOLDERS = ("examples", "deploy")
 DESCRIPTION = """\
@@ -48,7 +49,8 @@ def main(options: argparse.Namespace) -> int:
     if options.copy is None and options.name == ALL:
         return _misused(f"{ALL} needs --copy FOLDER")
     if unknown := [name for name in names if name not in found]:
-        return _misused(f"no example {unknown[0]!r}: `sgl-vllm examples` lists them")
+        instead = did_you_mean(unknown[0], found, "; `sgl-vllm examples` lists them")
+        return _misused(f"unknown example {unknown[0]}{instead}")
     if options.copy is None:
         print(found[options.name].read_text("utf-8"), end="")
         return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from sgl_vllm.commands.arguments import positive
 from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.self_check.report import CheckReport
+from sgl_vllm.vllm_api import versions
 
 DESCRIPTION = """\
 Starts an engine with a model and the flags that `vllm serve` would get, and
@@ -20,8 +21,8 @@ you can attach to a bug report. They contain flags and numbers, no prompts.
 
     sgl-vllm verify MODEL --dtype bfloat16 --tensor-parallel-size 2
 
-Exit status: 0 if all parts agree; 2, without a report, if vLLM refuses the
-model or the flags; 1 otherwise.
+Exit status: 0 if all parts agree; 2, without a report, if there is no vLLM here
+or it refuses the model or the flags; 1 otherwise.
 """
 
 NAME = "sgl-vllm-verify"
@@ -51,6 +52,9 @@ def declare(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if problem := versions.installation_problem():
+        print(f"sgl-vllm verify: {problem}", file=sys.stderr)
+        return 2
     from sgl_vllm.self_check import offline  # imports vLLM, which takes seconds
 
     try:

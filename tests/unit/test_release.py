@@ -53,7 +53,10 @@ def test_an_unknown_benchmark_is_answered_with_those_that_exist(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main(["bench", "rdx"]) == 2
-    assert "no benchmark 'rdx'" in (said := capsys.readouterr().err) and "radix" in said
+    expected = "sgl-vllm bench: unknown benchmark rdx; did you mean radix?\n"
+    assert capsys.readouterr().err == expected
+    assert cli.main(["bench", "zzz"]) == 2
+    assert "unknown benchmark zzz; there are ab, " in capsys.readouterr().err
 
 
 def test_copied_examples_keep_their_folders_and_overwrite_nothing(

@@ -28,10 +28,36 @@ def test_the_version_is_an_option_too(capsys):
     assert capsys.readouterr().out == shown
 
 
-def test_a_misspelled_command_is_answered_with_the_nearest(capsys):
-    assert "no command 'docter': did you mean doctor?" in refused(capsys, "docter", "MODEL")
+def test_alone_it_prints_its_help(capsys):
+    assert cli.main([]) == 0
+    alone = capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert alone == capsys.readouterr() and alone.out.startswith("usage: sgl-vllm ")
+
+
+@pytest.mark.parametrize(("word", "near"), [("docter", "doctor"), ("quikstart", "quickstart")])
+def test_a_misspelled_command_is_answered_with_the_nearest(capsys, word, near):
+    error = refused(capsys, word, "MODEL")
+    assert error.endswith(f"sgl-vllm: error: unknown command {word}; did you mean {near}?\n")
+
+
+def test_another_unknown_command_is_answered_with_all_of_them(capsys):
     far = refused(capsys, "xyz")
-    assert "did you mean" not in far and "doctor" in far
+    assert "unknown command xyz; the commands are doctor, verify, " in far
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["--versoin"], "--version"),
+        (["quickstart", "--no-brwser"], "--no-browser"),
+        (["demo", "--modle=x"], "--model"),
+        (["lint-prompts", "--tokeniser", "m", "log"], "--tokenizer"),
+    ],
+)
+def test_a_misspelled_flag_is_answered_with_the_nearest(capsys, words, near):
+    assert refused(capsys, *words).endswith(f"; did you mean {near}?\n")
 
 
 @pytest.mark.parametrize(
