@@ -17,7 +17,10 @@ from sgl_vllm.prompt_lint.prompts import Prompt
 from sgl_vllm.prompt_lint.replay import Replay, Reuse, Tokenizer
 
 MIN_SAVING = 0.01
-"""Of its group's tokens: a fault that costs less is not reported."""
+"""Of its group's tokens: a fault that costs no more is not reported."""
+
+MIN_SHARE = 0.005
+"""Of all tokens: a fault that costs no more would be reported as 0% of all."""
 
 Progress = Callable[[int], object]
 """Told how many more requests are done."""
@@ -73,11 +76,12 @@ def lint(
     Cost: about four replays of the log for each fault of a group.
     """
     replay = Replay(tokenizer)
+    now = replay(prompts)
     repaired = list(prompts)
     findings: list[Finding] = []
     for indexes in groups_of(prompts):
         group = [prompts[index] for index in indexes]
-        found = _lint_group(group, indexes, replay)
+        found = _lint_group(group, indexes, replay, MIN_SHARE * now.total)
         findings += found
         for finding in found:
             group = finding.fault.repaired(group)
@@ -85,23 +89,26 @@ def lint(
             repaired[index] = prompt
         progress(len(indexes))
     findings.sort(key=lambda finding: -finding.cost)
-    return LintReport(replay(prompts), replay(repaired), tuple(findings))
+    return LintReport(now, replay(repaired), tuple(findings))
 
 
-def _lint_group(group: Sequence[Prompt], indexes: Sequence[int], replay: Replay) -> list[Finding]:
-    """The faults that are worth repairing when all others are repaired.
+def _lint_group(
+    group: Sequence[Prompt], indexes: Sequence[int], replay: Replay, worth: float
+) -> list[Finding]:
+    """The faults that are worth repairing when all others are repaired: that cost more than `worth`
+    tokens, and than `MIN_SAVING`.
 
     Two faults that explain the same cost nothing beside each other. Then the later one goes.
     """
     if len(group) < 2:
         return []
     now = replay(group)
-    worth = MIN_SAVING * now.total
+    worth = max(worth, MIN_SAVING * now.total)
     faults = detect(group)
     while True:
         findings = [_measured(fault, faults, group, indexes, now, replay) for fault in faults]
-        useful = [finding.fault for finding in findings if finding.cost >= worth]
-        redundant = [finding.fault for finding in findings if finding.saved_last < worth]
+        useful = [finding.fault for finding in findings if finding.cost > worth]
+        redundant = [finding.fault for finding in findings if finding.saved_last <= worth]
         if len(useful) < len(faults):
             faults = useful
         elif redundant:

@@ -154,6 +154,18 @@ def test_a_fault_of_one_application_is_not_blamed_on_another() -> None:
     assert "Current time" in report.findings[0].fault.what
 
 
+@pytest.mark.parametrize(("num_others", "is_found"), [(30, True), (300, False)])
+def test_a_fault_that_costs_0_percent_of_all_is_left_out(num_others: int, is_found: bool) -> None:
+    rng = random.Random(5)
+    others = [{"prompt": text(rng, 300)} for _ in range(num_others)]  # nothing in common
+    static = text(rng, 20)
+    stamped = [chat(f"Request {number} of today.\n{static}", text(rng, 5)) for number in range(10)]
+    report = linted([*others, *stamped])
+    assert [type(finding.fault) for finding in report.findings] == [VolatileValue] * is_found
+    assert all(finding.cost > report.now.total / 200 for finding in report.findings)
+    assert (report.repaired == report.now) != is_found
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_replay_finds_the_longest_common_prefix(seed: int) -> None:
     rng = random.Random(seed)
