@@ -71,7 +71,7 @@ class CompiledProgram(Program[..., R]):
         self.program = program
         self.graph = graph
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Value:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Value:
         """The same as `run`. Inside another program, ``compiled(s, ...)`` writes to that program's
         prompt."""
         if not (args and isinstance(args[0], State)):
@@ -87,19 +87,19 @@ class CompiledProgram(Program[..., R]):
         """In another program, which goes on afterwards."""
         return await self._submit(s, *args, **kwargs).result()
 
-    def bind(self, **kwargs: Any) -> CompiledProgram[R]:
+    def bind(self, /, **kwargs: Any) -> CompiledProgram[R]:
         """This program with some of its arguments given. TypeError for unknown ones."""
         self._check_names(kwargs)
         bound = copy.copy(self)
         bound.bound = {**self.bound, **kwargs}
         return bound
 
-    def trace(self, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
+    def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         """As `Program.trace`, of the program that was compiled."""
         return self.program.trace(*args, backend=backend, **known)
 
     def compile(
-        self, *args: Any, backend: Backend | None = None, **known: Any
+        self, /, *args: Any, backend: Backend | None = None, **known: Any
     ) -> CompiledProgram[R]:
         """As `Program.compile`, of the program that was compiled."""
         return self.program.compile(*args, backend=backend, **known)

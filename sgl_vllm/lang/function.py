@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 class FunctionProgram(Program[P, R]):
     """A program that runs by calling its function."""
 
-    def bind(self, **kwargs: Any) -> FunctionProgram[..., R]:
+    def bind(self, /, **kwargs: Any) -> FunctionProgram[..., R]:
         self._check_names(kwargs)
         return type(self)(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 
     # Tracing and compiling are imported when used: few programs do, and it costs milliseconds.
 
-    def trace(self, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
+    def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         from sgl_vllm.lang.tracing.trace import trace
 
         return trace(self, *args, **known)
 
     def compile(
-        self, *args: Any, backend: Backend | None = None, **known: Any
+        self, /, *args: Any, backend: Backend | None = None, **known: Any
     ) -> CompiledProgram[R]:
         from sgl_vllm.lang.compiler import compile_program
 

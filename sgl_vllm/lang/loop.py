@@ -81,7 +81,9 @@ class BackgroundLoop:
         while self._callbacks:
             self.loop.call_soon(self._callbacks.popleft())
 
-    async def call_tool(self, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    async def call_tool(
+        self, function: Callable[..., Any], /, *args: object, **kwargs: object
+    ) -> Any:
         """On the loop: call a tool, a plain function in a thread, and await what it returns."""
         call = functools.partial(function, *args, **kwargs)
         token = _holds_body_thread.set(True)

@@ -73,7 +73,7 @@ class Program(ABC, Generic[P, R]):
         self.bound = dict(bound or {})
 
     @abstractmethod
-    def bind(self, **kwargs: Any) -> Program[..., R]:
+    def bind(self, /, **kwargs: Any) -> Program[..., R]:
         """This program with some of its arguments fixed; a call can still replace them. TypeError
         for unknown arguments."""
 
@@ -85,7 +85,7 @@ class Program(ABC, Generic[P, R]):
             raise TypeError(f"{_shown(self.func)} {error}; it takes {takes}") from None
 
     @abstractmethod
-    def trace(self, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
+    def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         """The program as a graph: what it appends, forks and joins, and which operations use which
         variables. The function is not called. The arguments given are known; the others are
         placeholders.
@@ -97,12 +97,12 @@ class Program(ABC, Generic[P, R]):
 
     @abstractmethod
     def compile(
-        self, *args: Any, backend: Backend | None = None, **known: Any
+        self, /, *args: Any, backend: Backend | None = None, **known: Any
     ) -> CompiledProgram[R]:
         """A program that gives the same results by running the graph instead of the function. The
         arguments given are fixed. Raises TraceError, and ignores `backend`, as `trace` does."""
 
-    def cache(self, backend: Backend | None = None, **known: Any) -> Usage:
+    def cache(self, /, backend: Backend | None = None, **known: Any) -> Usage:
         """Have the server compute and cache what the prompts of all runs begin with: constant text
         and turns, up to the first generation or argument that is not in `known`.
 
@@ -158,6 +158,7 @@ class Program(ABC, Generic[P, R]):
     @called_with_options
     def run(
         self,
+        /,
         *args: Any,
         max_new_tokens: int = 128,
         stop: str | Sequence[str] | None = None,
@@ -231,6 +232,7 @@ class Program(ABC, Generic[P, R]):
     @called_with_options
     async def run_async(
         self,
+        /,
         *args: Any,
         stream: bool = False,
         backend: Backend | None = None,
@@ -288,7 +290,7 @@ class Program(ABC, Generic[P, R]):
         options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return ProgramWithOptions(self, options)
 
-    def item(self, *args: P.args, **kwargs: P.kwargs) -> Item:
+    def item(self, /, *args: P.args, **kwargs: P.kwargs) -> Item:
         """These arguments as an item of `run_batch`. TypeError for arguments that the function does
         not take."""
         inspect.signature(self.func).bind_partial(None, *args, **kwargs)

@@ -37,10 +37,10 @@ class ProgramWithOptions(Generic[P, R]):
         self._program = program
         self._options = options
 
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
+    def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
         """As `Program.run`, with these options."""
         return self._program._run(self._options, args, kwargs)
 
-    async def run_async(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
+    async def run_async(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
         """As `Program.run_async`, with these options."""
         return await self._program._run_async(self._options, args, kwargs)

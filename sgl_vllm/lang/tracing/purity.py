@@ -136,7 +136,7 @@ def call_pure_method(name: str) -> Callable[..., Any]:
     That raises TypeError unless the argument is plain data.
     """
 
-    def call(owner: Value, *args: Any, **kwargs: Any) -> Value:
+    def call(owner: Value, /, *args: Any, **kwargs: Any) -> Value:
         plain = method_owner(owner, name)
         if plain is None or is_mutator(plain, name):
             raise TypeError(

@@ -63,7 +63,7 @@ class SglFunction(FunctionProgram):
         """The arguments fixed by `bind`."""
         return self.bound
 
-    def bind(self, **kwargs: Any) -> SglFunction:
+    def bind(self, /, **kwargs: Any) -> SglFunction:
         """As `sgl_vllm.Program.bind`."""
         bound = super().bind(**kwargs)
         assert isinstance(bound, SglFunction)
@@ -81,7 +81,7 @@ class SglFunction(FunctionProgram):
         program._n = options.pop("n")
         return program
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, /, *args: Any, **kwargs: Any) -> Any:
         """As `sgl_vllm.Program.run`, also with `n`, the default of every `gen`."""
         return super(SglFunction, self._with_default_n(kwargs)).run(*args, **kwargs)
 
@@ -89,10 +89,10 @@ class SglFunction(FunctionProgram):
         """As `sgl_vllm.Program.run_batch`, also with `n`, the default of every `gen`."""
         return super(SglFunction, self._with_default_n(kwargs)).run_batch(batch_kwargs, **kwargs)
 
-    def compile(self, *args: Any, backend: Any = None, **known: Any) -> CompiledProgram:
+    def compile(self, /, *args: Any, backend: Any = None, **known: Any) -> CompiledProgram:
         """As `sgl_vllm.Program.compile`."""
         return super().compile(*args, **known)
 
-    def trace(self, *args: Any, backend: Any = None, **known: Any) -> TracedProgram:
+    def trace(self, /, *args: Any, backend: Any = None, **known: Any) -> TracedProgram:
         """As `sgl_vllm.Program.trace`."""
         return TracedProgram.of(super().trace(*args, **known))
