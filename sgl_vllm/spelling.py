@@ -6,7 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 
-def did_you_mean(word: object, words: Iterable[str], otherwise: str = "") -> str:
-    """`; did you mean WORD?` with the nearest of `words`, or `otherwise` if none is near."""
-    near = difflib.get_close_matches(str(word), list(words), n=1)
+def did_you_mean(
+    word: object, words: Iterable[str], otherwise: str = "", *, cutoff: float = 0.6
+) -> str:
+    """`; did you mean WORD?` with the nearest of `words`, or `otherwise` if none is near.
+
+    Args:
+        cutoff: how similar two words must be to be near; 1 for the same word.
+    """
+    near = difflib.get_close_matches(str(word), list(words), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else otherwise

@@ -45,6 +45,7 @@ from sgl_vllm.lang.ir import (
     VariableExpr,
     parts_of,
 )
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import SPEECH_FORMATS, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.reasoning import reasoning_format
@@ -60,6 +61,7 @@ DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
 """The line after the segments of `any_order`, with `annotate=True`."""
 
 
+@suggests
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -172,6 +174,7 @@ def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dic
     return expr
 
 
+@suggests
 def select(
     name: str | None = None,
     choices: Choices[ValueT] | None = None,
@@ -238,6 +241,7 @@ def read_only_tool(
     return Tool(name, function, args, tuple(kwargs.items()), is_read_only=True)
 
 
+@suggests
 def any_order(
     *segments: str | Expr | Sequence[str | Expr],
     key: Callable[[str], Any] | None = None,
@@ -306,6 +310,7 @@ def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image
     return Show(media.read_image(path))
 
 
+@suggests
 def video(path: Any, num_frames: int | None = None) -> Show:  # as image's
     """Show a video: a path, an http(s) or data URL, or bytes. Belongs in a turn. The model sees
     `num_frames` frames of it (None: the server's default), which a vLLM server must allow with
@@ -324,6 +329,7 @@ def audio(source: str | bytes | os.PathLike[str] | Media) -> Show:
     return Show(media.read_audio(source))
 
 
+@suggests
 def speech(
     name: str | None = None,
     text: str | Var | None = None,
@@ -368,6 +374,7 @@ def speech(
     return SpokenGen(name, options, sampling, as_spoken)
 
 
+@suggests
 def picture(
     name: str | None = None,
     description: str | Var | None = None,
@@ -390,6 +397,7 @@ def picture(
     return Picture(name, ServiceOptions(model, extra_body or {}), description, size)
 
 
+@suggests
 def transcribe(
     name: str | None,
     source: str | bytes | os.PathLike[str] | Media | Var,

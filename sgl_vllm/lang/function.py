@@ -14,6 +14,7 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
 from sgl_vllm.lang.call_types import Decorator, P
 from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders, mentions, planned
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R
@@ -68,6 +69,7 @@ def function(
 def function(
     func: Callable[Concatenate[ProgramState, P], R], num_api_spec_tokens: int | None = None
 ) -> Program[P, R]: ...
+@suggests
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:

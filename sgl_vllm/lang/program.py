@@ -21,6 +21,7 @@ from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
 from sgl_vllm.lang.body import Body, cancelling_on_error
 from sgl_vllm.lang.call_types import P, called_with_options
 from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.keywords import refuse_unknown
 from sgl_vllm.lang.loop import background_loop, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling, SamplingDefaults, run_defaults
@@ -28,10 +29,17 @@ from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.with_options import ProgramWithOptions, RunOptions
+from sgl_vllm.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram
     from sgl_vllm.lang.tracing.graph import Graph
+
+_RUN_OPTIONS = (*SamplingDefaults.__annotations__, "backend", "stream", "timeout_s", "use_thread")
+_BATCH_OPTIONS = (
+    *SamplingDefaults.__annotations__,
+    *("backend", "generator_style", "num_threads", "progress_bar", "return_errors", "timeout_s"),
+)
 
 BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
 
@@ -55,7 +63,8 @@ class Program(ABC, Generic[P, R]):
         bound: Mapping[str, Any] | None = None,
         num_api_spec_tokens: int | None = None,
     ) -> None:
-        parameters = list(inspect.signature(func).parameters)
+        self._signature = inspect.signature(func)
+        parameters = list(self._signature.parameters)
         if not parameters or parameters[0] != "s":
             raise TypeError(f"the first parameter of {_shown(func)} must be s, the prompt")
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
@@ -77,12 +86,16 @@ class Program(ABC, Generic[P, R]):
         """This program with some of its arguments fixed; a call can still replace them. TypeError
         for unknown arguments."""
 
-    def _check_names(self, names: Mapping[str, Any]) -> None:
+    def _check_names(self, names: Mapping[str, Any], options: Sequence[str] = ()) -> None:
+        """TypeError for arguments that the function does not take. `options` are what else may have
+        been meant."""
         try:
-            inspect.signature(self.func).bind_partial(None, **names)
+            self._signature.bind_partial(None, **names)
         except TypeError as error:
             takes = ", ".join(self.arg_names) or "no arguments"
-            raise TypeError(f"{_shown(self.func)} {error}; it takes {takes}") from None
+            wrong = next((name for name in names if name not in self.arg_names), "")
+            instead = did_you_mean(wrong, (*self.arg_names, *options), f"; it takes {takes}")
+            raise TypeError(f"{_shown(self.func)} {error}{instead}") from None
 
     @abstractmethod
     def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
@@ -194,6 +207,7 @@ class Program(ABC, Generic[P, R]):
         although a plain function is interrupted only where it reads its prompt. `use_thread` is
         accepted for SGLang's programs and ignored.
         """
+        self._check_names(kwargs, _RUN_OPTIONS)
         sampling = self._run_defaults(
             max_new_tokens=max_new_tokens,
             stop=stop,
@@ -247,6 +261,7 @@ class Program(ABC, Generic[P, R]):
         the requests in flight.
         """
         sampling, kwargs = _split(kwargs)
+        self._check_names(kwargs, _RUN_OPTIONS)
         options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return await self._run_async(options, args, kwargs)
 
@@ -287,13 +302,14 @@ class Program(ABC, Generic[P, R]):
     ) -> ProgramWithOptions[P, R]:
         """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
         take the program's own arguments alone, and type checkers check all of both."""
+        refuse_unknown("with_options", sampling, _RUN_OPTIONS)
         options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return ProgramWithOptions(self, options)
 
     def item(self, /, *args: P.args, **kwargs: P.kwargs) -> Item:
         """These arguments as an item of `run_batch`. TypeError for arguments that the function does
         not take."""
-        inspect.signature(self.func).bind_partial(None, *args, **kwargs)
+        self._signature.bind_partial(None, *args, **kwargs)
         return {**as_item(args, self.arg_names), **kwargs}
 
     # --- many runs -------------------------------------------------------------------------------
@@ -393,11 +409,8 @@ class Program(ABC, Generic[P, R]):
     ) -> Batch:
         if num_threads != "auto" and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
-        if unknown := sampling.keys() - SamplingDefaults.__annotations__.keys():
-            raise TypeError(
-                f"run_batch got an unexpected keyword argument {min(unknown)!r}: put arguments of "
-                f"{_shown(self.func)} into the items, or fix them with bind()"
-            )
+        where = f"; put arguments of {_shown(self.func)} into the items, or fix them with bind()"
+        refuse_unknown("run_batch", sampling, _BATCH_OPTIONS, where)
         return Batch(
             self._body,
             chosen_backend(backend),

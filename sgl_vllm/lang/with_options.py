@@ -39,8 +39,10 @@ class ProgramWithOptions(Generic[P, R]):
 
     def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
         """As `Program.run`, with these options."""
+        self._program._check_names(kwargs)
         return self._program._run(self._options, args, kwargs)
 
     async def run_async(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
         """As `Program.run_async`, with these options."""
+        self._program._check_names(kwargs)
         return await self._program._run_async(self._options, args, kwargs)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from sgl_vllm.spelling import did_you_mean
+
 _VALUES = {
     "tokenizer_path": "--tokenizer",
     "tokenizer_mode": "--tokenizer-mode",
@@ -65,5 +67,6 @@ def model_and_arguments(arguments: Mapping[str, object]) -> tuple[str, list[str]
         elif name in _FLAGS:
             options += [_FLAGS[name]] if value else []
         elif name not in _WITHOUT_MEANING:
-            warnings.warn(f"vLLM has no option for {name}: it is ignored", stacklevel=3)
+            near = did_you_mean(name, (*_VALUES, *_FLAGS))
+            warnings.warn(f"vLLM has no option for {name}, which is ignored{near}", stacklevel=3)
     return str(model), options

@@ -280,6 +280,9 @@ def test_a_request_that_fails_in_the_engine_is_an_error(engine):
 def test_a_wrong_argument_is_an_error_at_the_start():
     with pytest.raises(sgl.BackendError, match="did not start"), engine_of(dtype="float7"):
         pass
+    says = "did not start: .* 'max_modle_len'; did you mean max_model_len"
+    with pytest.raises(sgl.BackendError, match=says), engine_of(max_modle_len=64):
+        pass
 
 
 @pytest.mark.slow

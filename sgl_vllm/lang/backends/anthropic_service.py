@@ -29,6 +29,7 @@ from sgl_vllm.lang.backends.service import choice_schema
 from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
@@ -89,6 +90,7 @@ class Anthropic(ClientBackend):
 
     scoreless_methods = (token_length_normalized,)
 
+    @suggests
     def __init__(
         self,
         model: str,

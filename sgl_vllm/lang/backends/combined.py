@@ -27,6 +27,7 @@ from sgl_vllm.lang.backends.media_requests import (
     TranscriptionRequest,
 )
 from sgl_vllm.lang.choices import ChoicesMethod
+from sgl_vllm.lang.keywords import suggests
 
 
 class Wrapper(Backend):
@@ -103,6 +104,7 @@ class Combined(Wrapper):
     to `backend`. Answers that are spoken are chats, and go to `backend` as all other requests do.
     """
 
+    @suggests
     def __init__(
         self,
         backend: Backend,

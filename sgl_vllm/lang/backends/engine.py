@@ -44,6 +44,7 @@ from sgl_vllm.lang.backends.engine_requests import (
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, extra_keys, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.protocol.request_keys import AHEAD, SCORE_FROM, SEGMENTS
 from sgl_vllm.protocol.scoring import all_answers, in_requests
@@ -139,14 +140,15 @@ class Engine(OnVLLM):
             raise BackendError(
                 f"{self.name} needs vLLM in this environment ({error}): see `sgl-vllm doctor`"
             ) from error
+        arguments = suggests(AsyncEngineArgs)
         args = {"disable_log_stats": True, "enable_log_requests": False, **self._engine_args}
         try:
             if self._plugin is None:
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(model=self.model, **args))
+                return AsyncLLM.from_engine_args(arguments(model=self.model, **args))
             others = args.pop("additional_config", None) or {}
             args["additional_config"] = {**others, _PLUGIN: self._plugin}
             with _plugin_allowed():
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(model=self.model, **args))
+                return AsyncLLM.from_engine_args(arguments(model=self.model, **args))
         except Exception as error:
             raise BackendError(f"{self.name} did not start: {error}") from error
 

@@ -15,6 +15,19 @@ from sgl_vllm.lang.backends.base import Json, Watch
 from sgl_vllm.lang.backends.openai_api import AssembledAnswer
 from sgl_vllm.lang.backends.openai_service import OpenAIRequests, without_defaults
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import refuse_unknown
+from sgl_vllm.lang.sampling import SamplingDefaults
+from sgl_vllm.spelling import did_you_mean
+
+_OPTIONS = (
+    "api_key",
+    "base_url",
+    "max_retries",
+    "timeout",
+    "timeout_s",
+    *SamplingDefaults.__annotations__,
+)
+"""Options that are known here. Services have others, which LiteLLM passes on."""
 
 
 class LiteLLM(OpenAIRequests):
@@ -31,6 +44,8 @@ class LiteLLM(OpenAIRequests):
     def __init__(
         self, model: str, *, timeout_s: float = 600.0, max_retries: int = 2, **options: Any
     ) -> None:
+        misspelled = [name for name in options if did_you_mean(name, _OPTIONS, cutoff=0.85)]
+        refuse_unknown("LiteLLM", misspelled, _OPTIONS)
         super().__init__(options.get("api_key"), timeout_s)
         self.model = model
         self.max_retries = max_retries

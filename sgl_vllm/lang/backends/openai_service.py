@@ -39,6 +39,7 @@ from sgl_vllm.lang.choices import (
     token_length_normalized,
 )
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -272,6 +273,7 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
     and are sent all options.
     """
 
+    @suggests
     def __init__(
         self,
         model: str,

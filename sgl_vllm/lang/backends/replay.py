@@ -52,6 +52,7 @@ from sgl_vllm.lang.backends.record import (
 )
 from sgl_vllm.lang.backends.record_diff import describe_unknown, end_of_prompt
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import suggests
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class Recorder(Wrapper):
     ``with sgl.Recorder(backend, path) as recorder:``, or close it with `close`.
     """
 
+    @suggests
     def __init__(self, backend: Backend, path: str | os.PathLike[str]) -> None:
         super().__init__(backend)
         self._writer = AnswerWriter(backend)
@@ -208,6 +210,7 @@ class Replay(Backend):
     line that a crash cut off is ignored.
     """
 
+    @suggests
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         head, self._exchanges = read_record(self.path)

@@ -50,6 +50,7 @@ from sgl_vllm.lang.backends.openai_api import (
 )
 from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.protocol.hints import Hints, write_hints
 from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
 from sgl_vllm.protocol.scoring import (
@@ -97,6 +98,7 @@ class VLLM(OnVLLM, OpenAIMedia):
     such as ``{"enable_thinking": False}``.
     """
 
+    @suggests
     def __init__(
         self,
         base_url: str,

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from sgl_vllm.lang.api import gen, tool, var
 from sgl_vllm.lang.ir import Block, Expr, ExprList, parts_of
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     Conversation,
     answer_of,
@@ -47,6 +48,7 @@ EndedBy: TypeAlias = Literal["model", "turns", "calls", "tokens", "time"]
 """Why an agent made no more calls: the model asked for none, or a budget was used up."""
 
 
+@suggests
 def agent(
     answer: str | Expr,
     task: str | Expr,

@@ -8,6 +8,7 @@ from typing import Any  # Any: values of the user's types
 
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Block, Expr, ExprList
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     answer_of,
     at_least,
@@ -22,6 +23,7 @@ from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
 
 
+@suggests
 def best_of(
     answer: str | Expr,
     n: int = 4,

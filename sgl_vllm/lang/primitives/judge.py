@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sgl_vllm.lang.api import gen, select
 from sgl_vllm.lang.constraints import JsonSchema
 from sgl_vllm.lang.ir import Block, Expr
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     Conversation,
     at_least,
@@ -24,6 +25,7 @@ GRADE = "{criterion}\nGrade it from 1 to {scale}, where {scale} is best."
 VERDICT = "{criteria}\nGive your verdict as JSON."
 
 
+@suggests
 def judge(
     name: str,
     criteria: str | Sequence[str],

@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from sgl_vllm.lang.ir import Block, Expr
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import answer_of, at_least, block, reported, variables_of
 from sgl_vllm.lang.primitives.jobs import results_of
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
 
 
+@suggests
 def map_reduce(
     name: str,
     documents: Sequence[str],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any  # Any: values of the user's types
 
 from sgl_vllm.lang.ir import Block, Expr, ExprList, RoleBegin
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     Conversation,
     answer_of,
@@ -24,6 +25,7 @@ from sgl_vllm.lang.transcript import Variable
 FEEDBACK = "That is not right: {error}\nTry again."
 
 
+@suggests
 def retry_until(
     answer: str | Expr,
     check: Callable[[Any], object],

@@ -9,6 +9,7 @@ from typing import Any  # Any: values of the user's types
 from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Block, Expr, ExprList, Gen, Select
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     answer_of,
     at_least,
@@ -23,6 +24,7 @@ from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
 
 
+@suggests
 def vote(
     answer: str | Expr,
     n: int = 5,

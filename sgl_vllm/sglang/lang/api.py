@@ -29,6 +29,7 @@ from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Choices, Reader, choices_of
 from sgl_vllm.lang.ir import Gen, Select
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
 from sgl_vllm.sglang.lang.backend.runtime_endpoint import Runtime, server_info_of
@@ -76,6 +77,7 @@ def function(
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
 
 
+@suggests
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
@@ -85,6 +87,7 @@ def function(
     return functools.partial(SglFunction, num_api_spec_tokens=num_api_spec_tokens)
 
 
+@suggests
 @functools.wraps(core.gen)
 def gen(*args: Any, **kwargs: Any) -> Gen | Select:
     """As `sgl_vllm.gen`, with SGLang's meanings.
@@ -132,6 +135,7 @@ def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dic
     return expr
 
 
+@suggests
 def select(
     name: str | None = None,
     choices: Choices | None = None,

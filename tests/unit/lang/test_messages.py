@@ -22,16 +22,18 @@ untyped: Any = story  # a type checker would find these mistakes
 
 def test_an_item_with_a_wrong_keyword_is_named_with_what_the_program_takes():
     backend = ScriptedBackend()
-    with pytest.raises(TypeError, match=r"item 1 of the batch: story .*'anmal'; it takes animal"):
+    with pytest.raises(TypeError, match=r"item 1 of the batch: story .*'anmal'; did you mean an"):
         story.run_batch([{"animal": "hare"}, {"anmal": "fox"}], backend=backend)
+    with pytest.raises(TypeError, match=r"item 0 of the batch: story .*'x'; it takes animal"):
+        story.run_batch([{"x": "hare"}], backend=backend)
     with pytest.raises(TypeError, match=r"item 0 of the batch: an item is a dict .*, not 3"):
         untyped.run_batch([3], backend=backend)
     assert backend.asked == []
 
 
 def test_a_keyword_that_no_batch_has_is_named():
-    with pytest.raises(TypeError, match=r"argument 'temprature': put arguments of story into"):
-        untyped.run_batch([{"animal": "hare"}], temprature=0, backend=ScriptedBackend())
+    with pytest.raises(TypeError, match=r"argument 'animal'; put arguments of story into"):
+        untyped.run_batch([{"animal": "hare"}], animal="fox", backend=ScriptedBackend())
 
 
 def test_an_address_is_no_backend_and_the_message_makes_one_of_it(monkeypatch):

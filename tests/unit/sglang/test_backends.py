@@ -169,8 +169,10 @@ def test_a_runtime_needs_a_model() -> None:
 
 
 def test_an_argument_without_an_option_of_vllms_is_ignored_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="vLLM has no option for schedule_policy"):
+    with pytest.warns(UserWarning, match="no option for schedule_policy, which is ignored$"):
         found = server_args.model_and_arguments({"model_path": "m", "schedule_policy": "lpm"})
+    with pytest.warns(UserWarning, match=r"no option for tp_sise, .*; did you mean tp_size\?$"):
+        server_args.model_and_arguments({"model_path": "m", "tp_sise": 2})
     assert found == ("m", ["--enable-prompt-tokens-details"])
 
 
@@ -220,6 +222,12 @@ def test_openai_takes_the_options_of_its_client_and_counts_tokens(openai: Servic
     assert used.prompt_tokens > 0 and used.completion_tokens > 0
     used.reset()
     assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (0, 0)
+
+
+def test_a_misspelled_option_of_openais_client_is_answered_with_the_nearest() -> None:
+    backend = sgl.OpenAI("gpt-4", api_key="k", organisation="org-1")
+    with pytest.raises(Exception, match="'organisation'; did you mean organization"):
+        chat.run(backend=backend)
 
 
 def test_azure_is_called_at_its_deployment_with_its_key(openai: Service) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sgl_vllm.lang.backends import anthropic_service as core
 from sgl_vllm.lang.backends.base import Json, Prompt
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
 from sgl_vllm.sglang.lang.backend.prompt_forms import as_user_turn
 
@@ -16,6 +17,7 @@ class _Anthropic(core.Anthropic):
 class Anthropic(BaseBackend):
     """A model of Anthropic's. A prompt without roles is sent as one user turn."""
 
+    @suggests
     def __init__(
         self,
         model_name: str,

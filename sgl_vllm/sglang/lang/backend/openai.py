@@ -13,6 +13,7 @@ from sgl_vllm.lang.backends.base import ChoiceAnswer, GenAnswer, GenRequest, Jso
 from sgl_vllm.lang.backends.openai_api import read_usage
 from sgl_vllm.lang.constraints import dtype_constraint
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.sglang.deprecation import deprecated
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
 from sgl_vllm.sglang.lang.backend.prompt_forms import as_text
@@ -180,5 +181,5 @@ def _client(
 
     address: dict[str, Any] = {"base_url": backend.base_url, "api_key": backend.api_key, **options}
     if azure is None:
-        return openai.AsyncOpenAI(**address)
-    return openai.AsyncAzureOpenAI(**address, **azure)
+        return suggests(openai.AsyncOpenAI)(**address)
+    return suggests(openai.AsyncAzureOpenAI)(**address, **azure)

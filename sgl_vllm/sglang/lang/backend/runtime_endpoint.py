@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON, and SGLang's server argument
 from sgl_vllm.lang import settings
 from sgl_vllm.lang.backends.base import Backend, TextPrompt
 from sgl_vllm.lang.backends.vllm import VLLM
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.sglang.deprecation import deprecated
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
@@ -61,6 +62,7 @@ class RuntimeEndpoint(BaseBackend):
     deprecated and has no effect. Nothing is sent before a program runs or something is read.
     """
 
+    @suggests
     def __init__(
         self,
         base_url: str,

@@ -7,6 +7,7 @@ from typing import Any  # Any: Google's safety settings
 
 from sgl_vllm.lang.backends import openai_service
 from sgl_vllm.lang.backends.base import Backend, Json, Prompt
+from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
 from sgl_vllm.sglang.lang.backend.litellm import LiteLLMWithUserTurns
 from sgl_vllm.sglang.lang.backend.prompt_forms import as_user_turn
@@ -28,6 +29,7 @@ class VertexAI(BaseBackend):
     without roles is sent as one user turn.
     """
 
+    @suggests
     def __init__(self, model_name: str, safety_settings: Any = None) -> None:
         super().__init__(_backend(model_name, safety_settings), model_name)
 
