@@ -2,8 +2,8 @@
 
     python -m tools.first_screen FOLDER     # about 0.8 GB and five minutes on two cores
 
-Commands and the program are copied from README.md. Replaced are the checkout by the wheel and MODEL
-by the demo's, and the server gets what a CPU needs. Prints how long each step took and what pip
+Commands and the program are copied from README.md. Replaced are the clone by the wheel and MODEL by
+the demo's, and the server gets what a CPU needs. Prints how long each step took and what pip
 fetched. FOLDER must be empty or missing; it keeps the environment and the logs.
 
 Exit status: 1 at the first command that fails, or if the program does not print what README shows,
@@ -45,7 +45,7 @@ class Screen:
 
     Attributes:
         vllm: the commands that install vLLM without a GPU.
-        package: those that install the package, check, and serve.
+        package: those that clone the repository, install the package, check, and serve.
         program, printed: the program, and what it prints.
     """
 
@@ -157,7 +157,7 @@ def do(trial: Trial, screen: Screen) -> None:
     build = f"{sys.executable} -m pip wheel --quiet --no-deps --wheel-dir {trial.folder} {ROOT}"
     trial.run(build)
     (wheel,) = trial.folder.glob("*.whl")
-    install, check, serve = screen.package
+    install, check, serve = screen.package[1:]  # the wheel stands for the clone
     install_vllm, repair = screen.vllm
     trial.run(f"python -m {install_vllm} --progress-bar off")
     before = trial.heavy()

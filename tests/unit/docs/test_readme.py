@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -103,7 +104,20 @@ def test_the_readme_has_the_counts_of_the_terminal() -> None:
 
 def test_the_script_that_tries_the_first_screen_finds_it() -> None:
     screen = first_screen.Screen.read(README)
-    assert [words.split()[0] for words in screen.package] == ["pip", "sgl-vllm", "vllm"]
+    assert [words.split()[0] for words in screen.package] == ["git", "pip", "sgl-vllm", "vllm"]
     assert [words.split()[0] for words in screen.vllm] == ["pip", "sgl-vllm"]
     compile(screen.program, "README.md", "exec")
     assert first_screen.URL in screen.program and screen.printed
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/install.md"])
+def test_the_first_command_clones_the_repository(page: str) -> None:
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    commands = re.findall(r"^    (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert commands[0] == f"git clone {source} && cd {source.rpartition('/')[2]}"
+    assert commands[1].startswith("pip install '.[server]'")
+
+
+def test_the_flags_for_tool_calls_are_those_that_vllm_asks_for() -> None:
+    flags = "--enable-auto-tool-choice --tool-call-parser NAME"
+    assert flags in README and flags in (ROOT / "docs" / "server.md").read_text()
