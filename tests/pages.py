@@ -43,9 +43,10 @@ def blocks_of(page: Path) -> Iterator[Block]:
 def printed_by(block: Block, namespace: dict[str, Any], file: Path) -> str:
     """What the block prints. Its code is written to `file` first: programs are read from there."""
     file.write_text(block.code)
+    code = compile(block.code, str(file), "exec", dont_inherit=True)  # not our __future__ imports
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(block.code, str(file), "exec"), namespace)
+        exec(code, namespace)
     return output.getvalue()
 
 

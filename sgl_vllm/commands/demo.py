@@ -200,6 +200,7 @@ def serving(
     plugin: bool,
     port: int | None = None,
     show_text: bool = False,
+    extra_args: Sequence[str] = (),
 ) -> Iterator[VllmServer]:
     """A server for a small model, whose start is shown.
 
@@ -209,6 +210,7 @@ def serving(
         plugin: whether the server has the plugin.
         port: a port that is free, by default any.
         show_text: whether the plugin's pages show the text of prompts.
+        extra_args: further flags of `vllm serve`.
 
     Raises:
         DemoFailed: there is no vLLM, or the port cannot be used.
@@ -224,7 +226,7 @@ def serving(
                 plugin_config={"tree_text": True} if show_text else None,
                 served_model_name="demo",
                 max_model_len=MAX_MODEL_LEN,
-                extra_args=_gpu_arguments(),
+                extra_args=(*_gpu_arguments(), *extra_args),
                 # The demo model is too small to gain from a second thread.
                 env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
                 port=port,

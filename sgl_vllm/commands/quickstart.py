@@ -18,10 +18,18 @@ from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 
 POLL_S = 0.5
+FOR_AGENTS = (
+    *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+)
+"""Without compact JSON, the demo model writes line breaks between JSON tokens until it is cut off.
+The others let OpenAI clients leave it to the model whether it calls a tool."""
+
 DESCRIPTION = """\
 Serves the demo model of the package with the plugin on this machine, on a CPU
-or a GPU, and opens the page that shows the prefix cache. Ctrl-C ends
-everything. It needs vLLM and downloads nothing.
+or a GPU, and opens the page that shows the prefix cache. JSON is compact, and
+OpenAI clients may send tools. Ctrl-C ends everything. It needs vLLM and
+downloads nothing.
 """
 
 
@@ -40,7 +48,12 @@ def main(options: argparse.Namespace) -> int:
     with sigterm_as_interrupt():
         try:
             with serving(
-                MODEL_PATH, errors, plugin=True, port=options.port, show_text=True
+                MODEL_PATH,
+                errors,
+                plugin=True,
+                port=options.port,
+                show_text=True,
+                extra_args=FOR_AGENTS,
             ) as server:
                 show(server, console)
                 if not options.no_browser and has_browser():

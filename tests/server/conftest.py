@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import sgl_vllm as sgl
+from sgl_vllm.commands.quickstart import FOR_AGENTS
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import VllmServer
 
@@ -48,10 +49,8 @@ def client(server) -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def compact_server() -> Iterator[VllmServer]:
-    """One whose JSON has no whitespace between tokens."""
-    options = ["--api-key", API_KEY, "--structured-outputs-config"]
-    options += ['{"backend": "xgrammar", "disable_any_whitespace": true}']
-    with serve(plugin=True, extra_args=options) as running:
+    """One with the flags of `sgl-vllm quickstart`: JSON has no whitespace between tokens."""
+    with serve(plugin=True, extra_args=["--api-key", API_KEY, *FOR_AGENTS]) as running:
         yield running
 
 

@@ -32,12 +32,12 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", ["README", "docs/guide", "docs/moving"])
-def test_a_page_prints_what_it_says(server, key, page: str, tmp_path: Path) -> None:
+def test_a_page_prints_what_it_says(compact_server, key, page: str, tmp_path: Path) -> None:
     blocks = list(blocks_of(ROOT / f"{page}.md"))
     assert any(block.printed for block in blocks)
     namespace = {"__name__": "page"}
     for block in blocks:
-        here = replace(block, code=block.code.replace(URL, server.url))
+        here = replace(block, code=block.code.replace(URL, compact_server.url))
         printed = printed_by(here, namespace, tmp_path / f"line_{block.line}.py")
         if block.printed is not None:
             assert printed == block.printed, f"{page}.md, line {block.line}"
