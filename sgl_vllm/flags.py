@@ -19,6 +19,7 @@ from sgl_vllm.config import (
     help_text,
     words_to_mapping,
 )
+from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api.versions import installation_problem
 
 PLUGIN_NAME = "sgl_vllm"
@@ -90,7 +91,8 @@ def given_options(args: argparse.Namespace) -> dict[str, Any] | None:
         raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
     if _has_no_model(args):
         for word in words:
-            if not set(word) & set("={") and word not in Options.__dataclass_fields__:
+            is_option = set(word) & set("={") or did_you_mean(word, Options.__dataclass_fields__)
+            if not is_option:
                 raise ActivationError(_model_first(word))
     return words_to_mapping(words) if plugins or words else None
 

@@ -1,6 +1,6 @@
-"""Keyword arguments that nothing takes: refused with the nearest one that there is.
+"""Unknown keyword arguments: refused, with the nearest known name.
 
-Owns these refusals, for functions and constructors with options of the language.
+Owns the refusal, for the functions and constructors of the language that have options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
 
 def suggests(function: CallableT) -> CallableT:
-    """A function that, called with a keyword that it does not take, names the nearest.
+    """Make `function` name the nearest of its arguments when it is called with an unknown one.
 
     Cost: 0.3 microseconds per call.
     """

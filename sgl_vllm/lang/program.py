@@ -87,8 +87,8 @@ class Program(ABC, Generic[P, R]):
         for unknown arguments."""
 
     def _check_names(self, names: Mapping[str, Any], options: Sequence[str] = ()) -> None:
-        """TypeError for arguments that the function does not take. `options` are what else may have
-        been meant."""
+        """TypeError for arguments that the function does not take, with the nearest of its
+        parameters and `options`."""
         try:
             self._signature.bind_partial(None, **names)
         except TypeError as error:

@@ -132,6 +132,10 @@ def test_a_model_behind_the_flags_is_told_where_it_belongs(serve, capsys, words)
             ["--plugin", "sgl_vllm", "--plugin-config", "radix"],  # vLLM has a model by default
             "--plugin-config takes a JSON object or key=value pairs, not 'radix'",
         ),
+        (
+            ["--plugin", "sgl_vllm", "--plugin-config", "jump_foward"],
+            "--plugin-config takes a JSON object or key=value pairs, not 'jump_foward'",
+        ),
         ([*ON, "--scheduler-cls", "my.Scheduler"], "sgl_vllm sets its own scheduler class"),
         (
             ["MODEL", "--additional-config", '{"sgl_vllm": "radix"}'],

@@ -1,4 +1,4 @@
-"""Functions of the user's may name their parameters as they like: ours take theirs by position."""
+"""Tools and programs may name their parameters as they like."""
 
 from __future__ import annotations
 
