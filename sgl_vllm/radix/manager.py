@@ -391,7 +391,8 @@ class RadixKVCacheManager(KVCacheManager):
         """Called once for every request that is admitted."""
         super().record_prefix_cache_stats(request, num_hits)
         if not request.num_preemptions:
-            self.misses.admitted(
+            self._explaining.run(
+                self.misses.admitted,
                 request.request_id,
                 request.cache_salt or None,
                 request.num_prompt_tokens,
@@ -510,7 +511,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _leave(self, request: Request) -> None:
         self.pool.guarded(self._retain, request)
-        self.pool.discard_request(request)  # with the tree off, too: it may hold blocks of others
+        self.pool.discard_request(request)
 
     def _retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""
@@ -618,6 +619,9 @@ class RadixKVCacheManager(KVCacheManager):
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
+        return self.pool.guarded(self._estimate_cached_tokens, request) or 0
+
+    def _estimate_cached_tokens(self, request: Request) -> int:
         record = self.pool.records.of(request)
         return 0 if record is None else self._num_to_index(request, record)
 

@@ -163,14 +163,20 @@ class RadixBlockPool(BlockPool):
 
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
+        try:
+            self._discard_request(request)
+        except Exception:
+            self._breaker.trip()
+
+    def _discard_request(self, request: Request) -> None:
+        if self.inexact:  # with the tree off, too: it holds blocks of others
+            self.inexact.end(request.request_id)
+        self._scheduled.pop(request.request_id, None)
         if request.is_finished():
             self.records.discard(request)
         else:
             self.records.leave_tree(request)
         self.loads.discard(request)
-        self._scheduled.pop(request.request_id, None)
-        if self.inexact:
-            self.inexact.end(request.request_id)
 
     def may_be_copied(self, num_tokens: int, last_blocks: list[int]) -> bool:
         """Whether the blocks that hold the last of `num_tokens` may be copied before this step's
@@ -393,7 +399,7 @@ class RadixBlockPool(BlockPool):
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         super().touch(blocks)
         if self.tree is not None:
-            self.tree.lock([block.block_id for block in blocks])
+            self.guarded(self.tree.lock, [block.block_id for block in blocks])
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         blocks = list(ordered_blocks)

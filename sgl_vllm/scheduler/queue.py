@@ -143,9 +143,9 @@ class CacheAwareQueue(RequestQueue):
         self._is_in_step = True
         self._place = 0
         if self.sharing is not None:
-            self.sharing.step_starts()
+            self._guard.run(self.sharing.step_starts)
         if self._hold is not None:
-            self._hold.step_starts()
+            self._guard.run(self._hold.step_starts)
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
         """Count the requests that were popped and not put back as admitted."""
@@ -162,7 +162,7 @@ class CacheAwareQueue(RequestQueue):
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
             for request in admitted:
-                self._scores.discard(request)
+                self._guard.run(self._scores.discard, request)
                 if self._traces is not None:
                     self._traces.admitted(request, self._waiting.overtakes_of(request))
             self.counters.overtakes += self._settle(num_cached)
@@ -268,6 +268,9 @@ class CacheAwareQueue(RequestQueue):
         return self._wanted
 
     def _nodes_of_head(self) -> set[Node]:
+        return self._guard.run(self._matched_by_head) or set()
+
+    def _matched_by_head(self) -> set[Node]:
         waiting = (request for request in self._order if request in self._waiting)
         nodes = map(self._waiting.node_of, itertools.islice(waiting, WANTED_WINDOW))
         return {node for node in nodes if node is not None}
@@ -303,7 +306,7 @@ class CacheAwareQueue(RequestQueue):
             num_remaining=standing.num_remaining,
             is_readmission=is_readmission,
         )
-        self._scores.add(request)
+        self._guard.run(self._scores.add, request)
         if self._fairness is not None:
             self._tenants[request] = tenant
 
@@ -327,7 +330,7 @@ class CacheAwareQueue(RequestQueue):
         for request in requests:
             if request in self._waiting:
                 self._waiting.discard(request)
-                self._scores.discard(request)
+                self._guard.run(self._scores.discard, request)
                 if request is self._next:
                     self._next = None
         if not self._waiting:

@@ -52,6 +52,7 @@ from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, one_of_few, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, compiler_of, make_xgrammar
 from sgl_vllm.fsm.vllm.stock import StockBackends
+from sgl_vllm.protocol.quoting import quoted
 
 logger = init_logger("vllm.sgl_vllm.fsm")
 
@@ -359,7 +360,7 @@ class SglBackend(StructuredOutputBackend):
                 return None
             automaton = Automaton(compiled.expression)
         except UNSUPPORTED as error:
-            logger.debug("left to vLLM's backends: %s", error)
+            logger.debug("left to vLLM's backends: %s", quoted(str(error)))
             return None
         if not (automaton.start.first or automaton.start.accepting):
             return None

@@ -33,6 +33,7 @@ from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect, XgrammarCall
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, tokenizer_info
 from sgl_vllm.fsm.vllm.sandbox import GuidanceSandbox, XgrammarSandbox
+from sgl_vllm.protocol.quoting import quoted
 
 logger = init_logger("vllm.sgl_vllm.fsm")
 
@@ -98,7 +99,7 @@ class StockBackends:
             except NotCompiledError:
                 raise
             except Exception as error:
-                logger.debug("compiled by the other backend: %s", error)
+                logger.debug("compiled by the other backend: %s", quoted(str(error)))
         try:
             return last(request_type, spec, stop_token_ids)
         except NotCompiledError:

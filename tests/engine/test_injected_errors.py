@@ -1,0 +1,194 @@
+"""An error anywhere in the cache or the queue costs no request, no block, and never the engine.
+
+Each method of their parts raises once, at some call, while a real scheduler serves random requests
+in a cache that is too small for them. The slow cases also have it raise at the first and last call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import sgl_vllm.radix
+import sgl_vllm.scheduler
+from tests.effort import some_slow
+from tests.engine.machine import Machine
+
+ENTRY_POINTS = {
+    *("sgl_vllm.radix.pool", "sgl_vllm.radix.manager", "sgl_vllm.scheduler.queue"),
+    *("sgl_vllm.scheduler.scheduler", "sgl_vllm.scheduler.control", "sgl_vllm.scheduler.assembly"),
+}
+"""vLLM calls the methods of these: an error at their very beginning would be vLLM's own."""
+
+TRUSTED = {
+    *("WaitingRows.add", "WaitingRows.pop", "WaitingRows.discard", "WaitingRows._resize"),
+    *(
+        "WaitingQueue.discard",
+        "_Interned.acquire",
+        "_Interned.release",
+        "HitCopies.step_starts",
+        "HitCopies.count",
+    ),
+    *("HitCopies.are_waited_for", "ScoredRequests.accept", "ScoredRequests.first_token"),
+    *("ScoredRequests.num_rows", "Contexts.arrived", "Contexts._guarded"),
+}
+"""The table of waiting requests, which is the queue; and lookups and additions of a line or two."""
+
+NUM_BLOCKS = 40
+
+Target = tuple[type, str]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "every option": {
+        "schedule_hold_s": 0.001,
+        "schedule_fair_quantum": 100,
+        "schedule_max_wait_s": 1,
+        "radix_ttl_s": 0.5,
+        "radix_policy": "slru",
+    },
+    "windows": {"sliding_windows": (64,)},
+}
+
+
+def machine(name: str) -> Machine:
+    settings = dict(SETTINGS[name])
+    windows = settings.pop("sliding_windows", ())
+    return Machine(settings, num_blocks=NUM_BLOCKS, max_num_seqs=4, sliding_windows=windows)
+
+
+def serve(subject: Machine, seed: int) -> None:
+    """Random requests that share prefixes, some of them aborted, in several programs of several
+    tenants."""
+    rng = random.Random(seed)
+    prefixes = [[rng.randrange(1000) for _ in range(rng.randint(40, 300))] for _ in range(4)]
+    for number in range(24):
+        prompt = [*rng.choice(prefixes), *[rng.randrange(1000) for _ in range(rng.randint(1, 80))]]
+        request = subject.add(
+            prompt,
+            rng.randint(1, 40),
+            cache_salt=rng.choice((None, "a", "b")),
+            extra_args={
+                "sgl_program": f"p{number % 5}",
+                "sgl_fork_group": number % 2,
+                "sgl_ends": number % 3 == 0,
+                "sgl_next_tool": "search",
+            },
+        )
+        for _ in range(rng.randint(0, 4)):
+            subject.step()
+        if rng.random() < 0.15 and not request.is_finished():
+            subject.abort(request)
+    for _ in range(2_000):
+        if not subject.scheduler.has_requests():
+            break
+        subject.step()
+
+
+def check_nothing_is_left(subject: Machine) -> None:
+    """Machine's own check asks for a tree."""
+    scheduler = subject.scheduler
+    assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == NUM_BLOCKS
+    if pool.tree is not None:
+        pool.check_invariants()
+
+
+def modules() -> Iterator[ModuleType]:
+    for package in (sgl_vllm.radix, sgl_vllm.scheduler):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name not in ENTRY_POINTS:
+                yield importlib.import_module(found.name)
+
+
+def methods() -> Iterator[Target]:
+    for module in modules():
+        for owner in vars(module).values():
+            if inspect.isclass(owner) and owner.__module__ == module.__name__:
+                for name, value in vars(owner).items():
+                    if inspect.isfunction(value) and not name.startswith("__"):
+                        yield owner, name
+
+
+@contextmanager
+def replaced(target: Target, make: Callable[[Any], Any]) -> Iterator[None]:
+    owner, name = target
+    original = vars(owner)[name]
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+class Injected(Exception):
+    """An error that no input can cause."""
+
+
+def count_calls(setting: str) -> Counter[Target]:
+    """How often each method is called."""
+    calls: Counter[Target] = Counter()
+
+    def counting(target: Target) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                calls[target] += 1
+                return original(*args, **kwargs)
+
+            return counted
+
+        return make
+
+    subject = machine(setting)
+    with ExitStack() as stack:
+        for target in methods():
+            stack.enter_context(replaced(target, counting(target)))
+        serve(subject, 0)
+    return calls
+
+
+def raising_at(call: int) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        left = call
+
+        def raising(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Injected
+            return original(*args, **kwargs)
+
+        return raising
+
+    return make
+
+
+@pytest.mark.parametrize("setting", some_slow(SETTINGS, ["default"]))
+def test_an_error_in_any_method_ends_nothing_and_leaks_nothing(setting: str) -> None:
+    rng = random.Random(1)
+    calls = count_calls(setting)
+    assert len(calls) > 80
+    for target, number in calls.items():
+        name = f"{target[0].__name__}.{target[1]}"
+        if name in TRUSTED:
+            continue
+        for call in sorted(
+            {rng.randint(1, number), *((1, number) if setting != "default" else ())}
+        ):
+            subject = machine(setting)
+            try:
+                with replaced(target, raising_at(call)):
+                    serve(subject, 0)
+                check_nothing_is_left(subject)
+            except Exception as error:
+                raise AssertionError(f"{name}, call {call} of {number}") from error
