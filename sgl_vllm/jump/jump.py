@@ -118,7 +118,7 @@ class JumpForward:
             learns=self._may_hold,
         )
         self.jumped = JumpedRequests(scheduler, self.counters, connector)
-        self._short_runs = ShortRuns()
+        self.short_runs = ShortRuns()
         has_drafts = scheduler.vllm_config.speculative_config is not None
         self._takes_any_run = mode == "canonical" and has_drafts
         """Drafts would spell a run that is decoded, and might spell it otherwise."""
@@ -193,7 +193,7 @@ class JumpForward:
         for request in scheduler.running:
             if not request.num_output_placeholders or request.is_prefill_chunk:
                 return False  # it has no token in flight
-            if request in self._short_runs or not part.may_jump(request, self._limits):
+            if request in self.short_runs or not part.may_jump(request, self._limits):
                 return False
             likelihood *= self._source.likelihood(request)
             if likelihood < part.WORTH_WAITING:
@@ -208,7 +208,7 @@ class JumpForward:
     def narrow(self, masks: GrammarOutput) -> None:
         """Before a forward pass samples: leave the next token of a short run as the only legal
         one."""
-        self._short_runs.narrow(masks, self._scheduler.requests)
+        self.short_runs.narrow(masks, self._scheduler.requests)
 
     # -- beside speculative decoding --------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class JumpForward:
         A request that was preempted while its token was in flight computes all of them again.
         """
         is_running = request.status == RequestStatus.RUNNING
-        forced = [] if self._short_runs.has_next(request) else self._take(request)
+        forced = [] if self.short_runs.has_next(request) else self._take(request)
         if forced:
             if is_running:
                 self._drop_in_flight(request)
@@ -312,7 +312,7 @@ class JumpForward:
         if pays:
             self._num_forced[request] = len(forced)
         elif self._mode == "canonical":
-            self._short_runs.begin(request, forced)
+            self.short_runs.begin(request, forced)
         return []
 
     def _waits_for_drafts(self, request: Request) -> bool:

@@ -11,7 +11,7 @@ does not depend on whether a run was jumped over or decoded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +20,15 @@ from vllm.v1.request import Request
 
 
 class ShortRuns:
-    """The runs that requests are decoding. A request has at most one."""
+    """The runs that requests are decoding. A request has at most one.
+
+    Attributes:
+        listeners: called with a request and the half-open interval of its output that a run will
+            fill, unless the request ends before.
+    """
 
     def __init__(self) -> None:
+        self.listeners: list[Callable[[Request, int, int], object]] = []
         self._left: WeakKeyDictionary[Request, list[int]] = WeakKeyDictionary()
 
     def __contains__(self, request: Request) -> bool:
@@ -31,6 +37,9 @@ class ShortRuns:
     def begin(self, request: Request, run: Sequence[int]) -> None:
         """From now on, `request` decodes `run`, which is forced after what it has."""
         self._left[request] = list(run)
+        start = request.num_output_tokens
+        for listener in self.listeners:
+            listener(request, start, start + len(run))
 
     def has_next(self, request: Request) -> bool:
         """Whether the token that `request` has just got is the next one of its run. The run ends

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.request import Request
 
@@ -67,7 +67,7 @@ class Text:
 
 
 class JumpRecorder:
-    """Records which tokens of which canary were forced (`JumpListener`)."""
+    """Records which tokens of which canary were forced (`JumpListener`), jumped over or not."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[tuple[int, int]]] = {}
@@ -272,6 +272,7 @@ class Driver:
             extra_args={SCORE_FROM: canary.scores_from} if asks_select else None,
             structured_outputs=constraint,
             skip_reading_prefix_cache=not canary.reads_cache or None,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # so that a jump may end it, with log-probs too
         )
         params.update_from_generation_config({}, self.text.end_token if self.text else None)
         return params

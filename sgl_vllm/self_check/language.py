@@ -128,5 +128,7 @@ def why_not_in(
 
 
 def forced_tokens(tokens: Sequence[int], runs: Iterable[tuple[int, int]]) -> Mapping[int, int]:
-    """The forced tokens of an output by their positions."""
-    return {place: tokens[place] for start, end in runs for place in range(start, end)}
+    """The forced tokens of an output by their positions. A run may be cut by the end of it."""
+    return {
+        place: tokens[place] for start, end in runs for place in range(start, min(end, len(tokens)))
+    }

@@ -195,11 +195,14 @@ class _Check:
         if jump is None:
             yield
             return
-        jump.listeners.append(self._driver.recorder)
+        recorder = self._driver.recorder
+        jump.listeners.append(recorder)
+        jump.short_runs.listeners.append(recorder.jumped)
         try:
             yield
         finally:
-            jump.listeners.remove(self._driver.recorder)
+            jump.listeners.remove(recorder)
+            jump.short_runs.listeners.remove(recorder.jumped)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monk
     ask = Ask(prompt, greedy())
     assert cached_tokens(engine, ask, ask, ask) == [0, 0, 96]
     assert engine.scheduler.parts.radix.tree is None
-    assert "switched off by errors" in engine.scheduler.sgl_vllm.stats().parts["radix"]
+    assert "switched off by an error" in engine.scheduler.sgl_vllm.stats().parts["radix"]
 
 
 def test_adapters_share_by_name_and_path_as_in_stock():

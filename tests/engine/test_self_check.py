@@ -407,6 +407,15 @@ def test_after_a_check_that_killed_the_engine_the_parts_are_off_until_it_is_aske
     assert list(folder.iterdir()) == []
 
 
+@with_every_request
+def test_forced_runs_that_are_decoded_are_no_disagreement(start, monkeypatch):
+    """A tokenizer with other forced runs has some that are too short for a jump. Here those are
+    that jump to the end of a text otherwise."""
+    monkeypatch.setattr("sgl_vllm.jump.forced_source.shows_end", lambda params: True)
+    parts = start(plugin={}, **SETTINGS).scheduler.sgl_vllm.stats().parts
+    assert set(parts.values()) == {"on"}
+
+
 def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
     start, folder, monkeypatch
 ):

@@ -60,6 +60,15 @@ def test_a_run_goes_on_as_long_as_its_tokens_come() -> None:
     assert not runs.has_next(one)
 
 
+def test_listeners_hear_where_a_run_will_be() -> None:
+    runs, one = ShortRuns(), request()
+    heard: list[tuple[Request, int, int]] = []
+    runs.listeners.append(lambda *run: heard.append(run))
+    one.append_output_token_ids([5, 6])
+    runs.begin(one, [7, 8, 9])
+    assert heard == [(one, 2, 5)]
+
+
 def test_a_run_ends_with_any_other_token() -> None:
     runs, one = ShortRuns(), request()
     runs.begin(one, [7, 8])

@@ -165,4 +165,4 @@ def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(model, monkeypatch
     assert [tokens_of(result) for result in results] == [want] * 3
     whole_blocks = 300 - 300 % engine.scheduler.block_size
     assert results[-1].num_cached_tokens == whole_blocks
-    assert "switched off by errors" in engine.scheduler.sgl_vllm.stats().parts["radix"]
+    assert "switched off by an error" in engine.scheduler.sgl_vllm.stats().parts["radix"]
