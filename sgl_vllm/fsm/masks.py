@@ -19,17 +19,15 @@ per state.)
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.automaton import Automaton, Continuation, State, Thread
-from sgl_vllm.fsm.expressions import Terminal
 from sgl_vllm.fsm.terminal_walks import TerminalWalks, Walked
 from sgl_vllm.fsm.trie_nodes import joined, or_words, packed_bits
-from sgl_vllm.fsm.vocabulary import NO_IDS, Nodes, TokenIds, TrieSet, Vocabulary, Words
+from sgl_vllm.fsm.vocabulary import Nodes, TokenIds, TrieSet, Vocabulary, Words
 
 _NO_NUMBERS = np.zeros(0, np.uint16)
 _NO_WORDS = np.zeros(0, np.uint32)
@@ -110,7 +108,7 @@ class Bitmasks:
         for terminal, then in state.threads:
             found.add(self._walks.from_root(terminal, automaton), then)
         while found.reached:
-            for terminal, then, trie_set in found.next_round():
+            for (terminal, then), trie_set in found.next_round():
                 found.add(self._walks.below(trie_set, terminal, automaton), then)
         bitmask = self._packed(tuple(found.shared.values()), found.lists)
         own = [words.nbytes for words in bitmask.shared if id(words) not in found.shared]
@@ -140,14 +138,18 @@ class _Found:
     lead there:
 
         [^\\n]+ again and again      where the second one ends, the first one may have ended, too
+
+    Attributes:
+        reached: the sets of nodes where the last walks have ended, each with the state that begins.
     """
 
     __slots__ = ("_automaton", "_entered", "lists", "reached", "shared")
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
-        self._entered: dict[Thread, Nodes] = {}
-        self.reached: dict[tuple[TrieSet, State], None] = {}
+        self._entered: dict[State | Thread, Nodes] = {}
+        """From which nodes a state or a thread has begun."""
+        self.reached: list[tuple[TrieSet, State]] = []
         self.shared: dict[int, Words] = {}
         self.lists: list[TokenIds] = []
 
@@ -157,32 +159,38 @@ class _Found:
         if len(walked.ids):
             self.lists.append(walked.ids)
         for trie_set, expression in walked.leaving:
-            self.reached[trie_set, self._automaton.begin(expression, then)] = None
+            self.reached.append((trie_set, self._automaton.begin(expression, then)))
 
-    def next_round(self) -> Iterator[tuple[Terminal, Continuation | None, TrieSet]]:
-        """The threads that begin where the last walks have ended, each with the nodes from which it
-        is to be walked. Empties `reached`."""
-        sets: dict[Thread, tuple[TrieSet, ...]] = {}
-        for trie_set, state in self.reached:
+    def next_round(self) -> list[tuple[Thread, TrieSet]]:
+        """The threads of the states in `reached`, each with the nodes from which it is to be
+        walked. Empties `reached`."""
+        reached, self.reached = self.reached, []
+        sets: dict[Thread, TrieSet] = {}
+        for trie_set, state in reached:
+            fresh = self._fresh(state, trie_set)
+            if fresh is None:
+                continue
             self._automaton.spend(len(state.threads))
-            first = trie_set.first
+            first = fresh.first
             for thread in state.threads:
                 if thread[0].first & first:
-                    sets[thread] = (*sets.get(thread, ()), trie_set)
-        self.reached = {}
-        for thread, its_sets in sets.items():
-            fresh: TrieSet | None = its_sets[0]
-            if len(its_sets) == 1 and thread not in self._entered:
-                self._entered[thread] = its_sets[0].nodes
-            else:
-                fresh = self._fresh(thread, its_sets)
-            if fresh is not None:
-                yield *thread, fresh
+                    other = sets.get(thread)
+                    sets[thread] = fresh if other is None else _union(other, fresh)
+        begun = [(thread, self._fresh(thread, trie_set)) for thread, trie_set in sets.items()]
+        return [(thread, trie_set) for thread, trie_set in begun if trie_set is not None]
 
-    def _fresh(self, thread: Thread, sets: tuple[TrieSet, ...]) -> TrieSet | None:
-        """Those nodes of `sets` from which `thread` has not been walked; None if there are none."""
-        nodes = NO_IDS
-        for trie_set in sets:
-            nodes, _ = joined(nodes, trie_set.nodes)
-        self._entered[thread], new = joined(self._entered.get(thread, NO_IDS), nodes)
-        return sets[0].vocabulary.trie_set(new) if len(new) else None
+    def _fresh(self, begun: State | Thread, trie_set: TrieSet) -> TrieSet | None:
+        """The nodes of a set at which a state or a thread has not begun; None if there are none.
+        From now on, it has."""
+        nodes = self._entered.get(begun)
+        if nodes is None:
+            self._entered[begun] = trie_set.nodes
+            return trie_set
+        if nodes is trie_set.nodes:
+            return None
+        self._entered[begun], new = joined(nodes, trie_set.nodes)
+        return trie_set.vocabulary.trie_set(new) if len(new) else None
+
+
+def _union(a: TrieSet, b: TrieSet) -> TrieSet:
+    return a if a is b else a.vocabulary.trie_set(joined(a.nodes, b.nodes)[0])

@@ -47,8 +47,8 @@ _MAX_DIFFERENCE = 1 / 16
 """The share of a walk's nodes that are searched for the difference to another state. Beyond it, the
 walk itself costs less."""
 
-_NODES_PER_THREAD = 1_500
-"""Nodes of the trie that a walk visits in the time in which the automaton looks at a thread."""
+_STEPS_PER_THREAD = 1_000
+"""This many look-ups of a walk, some 15 us, count as one thread that the automaton looks at."""
 
 
 class Walked(NamedTuple):
@@ -78,6 +78,8 @@ class TerminalWalks:
         self._latest: dict[ByteDfa, _Latest] = {}
         self._owners: set[object] = set()
         """What terminals of remembered walks share, each counted once."""
+        self._num_steps = 0
+        """Look-ups that have not been charged."""
 
     def forget_if_full(self) -> None:
         """Called between two bitmasks, because the sets that one of them reaches are compared with
@@ -93,8 +95,8 @@ class TerminalWalks:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
         known = trie_set.entered.get(terminal)
         if known is None:
-            automaton.spend(trie_set.num_below // _NODES_PER_THREAD)
             known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
+            self._charge(automaton)
         return known
 
     def from_root(self, terminal: Terminal, automaton: Automaton) -> Walked:
@@ -116,9 +118,13 @@ class TerminalWalks:
             )
         known = self._from_root.get(key)
         if known is None:
-            automaton.spend(len(self._vocabulary.byte) // _NODES_PER_THREAD)
             known = self._from_root[key] = self._walk(root, terminal)
+            self._charge(automaton)
         return known
+
+    def _charge(self, automaton: Automaton) -> None:
+        num_threads, self._num_steps = divmod(self._num_steps, _STEPS_PER_THREAD)
+        automaton.spend(num_threads)
 
     def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Walked:
         if isinstance(terminal, Literals):
@@ -151,7 +157,11 @@ class TerminalWalks:
 
     def _walk_table(self, trie_set: TrieSet, terminal: Dfa) -> tuple[Words | None, TokenIds, Nodes]:
         dfa = terminal.dfa
-        return walk(trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM)
+        words, ids, nodes, num_steps = walk(
+            trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM
+        )
+        self._num_steps += num_steps
+        return words, ids, nodes
 
     def _walk_from_latest(self, terminal: Dfa) -> Walked:
         """A walk from the root; where it can, by the difference to the latest in this automaton."""
@@ -159,7 +169,7 @@ class TerminalWalks:
         latest = self._latest.get(dfa)
         difference = None
         if latest is not None:
-            difference = walk_difference(
+            difference, num_visited = walk_difference(
                 vocabulary,
                 dfa.by_class,
                 dfa.classes,
@@ -168,6 +178,7 @@ class TerminalWalks:
                 latest.state,
                 int(vocabulary.num_below[dfa.row(terminal.index) >= 0].sum() * _MAX_DIFFERENCE),
             )
+            self._num_steps += num_visited
         if latest is None or difference is None:
             words, ids, nodes = self._walk_table(vocabulary.root, terminal)
             if words is None:
@@ -191,7 +202,8 @@ class TerminalWalks:
         key = trie_set, terminal.body, terminal.index
         known = self._counted.get(key)
         if known is None:
-            walked = walk_counting(trie_set, terminal.body.table, terminal.index)
+            *walked, num_steps = walk_counting(trie_set, terminal.body.table, terminal.index)
+            self._num_steps += num_steps
             known = self._counted[key] = _CountedWalk(*walked)
             num_bytes = sum(found.nbytes for found in walked)
             self._vocabulary.num_cached_bytes += _WALK_BYTES + num_bytes

@@ -34,7 +34,7 @@ def walk_apart(  # type: ignore[no-untyped-def]
     Args:
         deepest: the largest depth in the trie.
 
-    Returns: how many tokens, how many nodes.
+    Returns: how many tokens, how many nodes, and how many transitions were looked up.
 
     Bounds: a node below `nodes` is visited at most once, and `leaving` has room for all of these. A
     path has as many states as nodes.
@@ -44,11 +44,12 @@ def walk_apart(  # type: ignore[no-untyped-def]
     states = np.empty(deepest + 1, np.int32)
     flat = table.ravel()
     num_classes = table.shape[1]
-    num_ids = num_leaving = 0
+    num_ids = num_leaving = num_steps = 0
     for root in nodes:
         states[depth[root]] = start
         node, stop = root + 1, end[root]
         while node < stop:
+            num_steps += 1
             level = depth[node]
             state = flat[states[level - 1] * num_classes + classes[byte[node]]]
             if state < 0:
@@ -63,7 +64,7 @@ def walk_apart(  # type: ignore[no-untyped-def]
                 leaving[num_leaving] = node
                 num_leaving += 1
             node += 1
-    return num_ids, num_leaving
+    return num_ids, num_leaving, num_steps
 
 
 @compiled
@@ -99,12 +100,13 @@ def walk_nested(  # type: ignore[no-untyped-def]
     latest = np.full(len(accepting), -1, np.int32)  # the node that a state was reached at last
     flat = table.ravel()
     num_classes = table.shape[1]
-    num_ids = num_leaving = num_entered = 0
+    num_ids = num_leaving = num_steps = num_entered = 0
     node = nodes[0]
     level = depth[node]
     while node < len(byte):
         column = classes[byte[node]]
         first = top = begin[level + 1]
+        num_steps += 1 + first - begin[level]
         leaves = False
         for i in range(begin[level], first):
             state = flat[states[i] * num_classes + column]
@@ -143,7 +145,7 @@ def walk_nested(  # type: ignore[no-untyped-def]
                 level = depth[node]
                 break
             node = end[above]
-    return num_ids, num_leaving
+    return num_ids, num_leaving, num_steps
 
 
 @compiled
@@ -163,7 +165,8 @@ def walk_both(  # type: ignore[no-untyped-def]
 ):
     """`vocabulary.walk_difference`: where walks from the root differ that begin in two states.
 
-    Returns: the tokens, the nodes, and whether that is all: no more than `most` nodes were visited.
+    Returns: the tokens; the nodes; whether that is all, because no more than `most` nodes had to be
+        visited; and how many were.
 
     Bounds: the states of a path are as many as its nodes. What is found grows as needed.
     """
@@ -178,7 +181,7 @@ def walk_both(  # type: ignore[no-untyped-def]
     while node < end[0]:
         num_visited += 1
         if num_visited > most:
-            return ids[:0].copy(), leaving[:0].copy(), False
+            return ids[:0].copy(), leaving[:0].copy(), False, num_visited
         level = depth[node]
         column = classes[byte[node]]
         state = table[states[level - 1], column] if states[level - 1] >= 0 else -1
@@ -198,7 +201,7 @@ def walk_both(  # type: ignore[no-untyped-def]
             leaving[num_leaving] = node
             num_leaving += 1
         node += 1
-    return ids[:num_ids].copy(), leaving[:num_leaving].copy(), True
+    return ids[:num_ids].copy(), leaving[:num_leaving].copy(), True, num_visited
 
 
 @compiled
@@ -217,13 +220,14 @@ def walk_items(  # type: ignore[no-untyped-def]
     begun = np.empty(64, np.int32)
     leaving = np.empty(64, np.int32)
     completed = np.empty(64, np.int32)
-    num_ids = num_leaving = 0
+    num_ids = num_leaving = num_steps = 0
     for root in nodes:
         above = depth[root]
         states[above] = start
         items[above] = 0
         node = root + 1
         while node < end[root]:
+            num_steps += 1
             level = depth[node]
             state = table[states[level - 1], byte[node]]
             if state == -1:
@@ -251,4 +255,5 @@ def walk_items(  # type: ignore[no-untyped-def]
         begun[:num_ids].copy(),
         leaving[:num_leaving].copy(),
         completed[:num_leaving].copy(),
+        num_steps,
     )

@@ -166,7 +166,7 @@ def walk(
     accepting: NDArray[np.bool_],
     start: int,
     dense_from: int,
-) -> tuple[Words | None, TokenIds, Nodes]:
+) -> tuple[Words | None, TokenIds, Nodes, int]:
     """All tokens below a set that stay inside a byte automaton.
 
     Cost: one table look-up for each node that is reached, some nanoseconds each; for a node that is
@@ -180,20 +180,21 @@ def walk(
         dense_from: this many tokens are returned as a bitmask, fewer as a list.
 
     Returns: the tokens whose bytes below the set keep the automaton alive, as a bitmask or as ids;
-        and the nodes below the set where the automaton accepts and longer tokens go on.
+        the nodes below the set where the automaton accepts and longer tokens go on; and the number
+        of look-ups.
     """
     v = trie_set.vocabulary
     words = np.zeros(v.num_words, np.uint32)
     leaving = np.empty(trie_set.num_below, np.int32)
     loop = trie_walks.walk_nested if trie_set.is_nested else trie_walks.walk_apart
-    num_ids, num_leaving = loop(
+    num_ids, num_leaving, num_steps = loop(
         *(trie_set.nodes, v.byte, v.end, v.depth, v.first_token, v.tokens, v.max_token_bytes),
         *(table, classes, accepting, start, words, leaving),
     )
     leaving = leaving[:num_leaving].copy()
     if num_ids >= dense_from:
-        return words, NO_IDS, leaving
-    return None, trie_nodes.ids_in(words), leaving
+        return words, NO_IDS, leaving, num_steps
+    return None, trie_nodes.ids_in(words), leaving, num_steps
 
 
 def walk_difference(
@@ -204,33 +205,34 @@ def walk_difference(
     start: int,
     other: int,
     most_nodes: int,
-) -> tuple[TokenIds, Nodes] | None:
+) -> tuple[tuple[TokenIds, Nodes] | None, int]:
     """What `walk` from the root finds in one of the states `start` and `other` only.
 
     Cost: as `walk`, but only nodes are visited where the two are in different states. In an
     automaton that searches a pattern, most bytes lead all states back to the same one.
 
-    Returns: the tokens, and the nodes below which longer tokens go on; None if more than
-        `most_nodes` have to be visited.
+    Returns: the tokens, and the nodes below which longer tokens go on, or None if more than
+        `most_nodes` have to be visited; and how many were visited.
     """
     v = vocabulary
-    ids, leaving, is_all = trie_walks.walk_both(
+    ids, leaving, is_all, num_visited = trie_walks.walk_both(
         *(v.byte, v.end, v.depth, v.first_token, v.tokens, v.max_token_bytes),
         *(table, classes, accepting, start, other, most_nodes),
     )
-    return (ids, leaving) if is_all else None
+    return (ids, leaving) if is_all else None, num_visited
 
 
 def walk_counting(
     trie_set: TrieSet, table: NDArray[np.int32], start: int
-) -> tuple[TokenIds, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+) -> tuple[TokenIds, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], int]:
     """As `walk`, over an automaton of repeated items, and counts the items in each token.
 
     Items begin and end in state 0, which the closing byte leaves to state -2.
 
     Returns: ids of tokens that do not close, with the items that each begins or completes;
         nodes right after the closing byte (with or without longer tokens below) and the items
-        completed before it. If the set is nested, some come several times, with different counts.
+        completed before it; and the number of look-ups. If the set is nested, some tokens and nodes
+        come several times, with different counts.
     """
     v = trie_set.vocabulary
     return trie_walks.walk_items(

@@ -272,7 +272,7 @@ class Driver:
             extra_args={SCORE_FROM: canary.scores_from} if asks_select else None,
             structured_outputs=constraint,
             skip_reading_prefix_cache=not canary.reads_cache or None,
-            output_kind=RequestOutputKind.FINAL_ONLY,  # so that a jump may end it, with log-probs too
+            output_kind=RequestOutputKind.FINAL_ONLY,  # not a stream: a jump may end its text
         )
         params.update_from_generation_config({}, self.text.end_token if self.text else None)
         return params

@@ -216,6 +216,39 @@ def _structural_tag(rng: random.Random) -> Json:
     return {"structural_tag": rng.choice([json.dumps(tag), "no tag", "{}", "[" * 5000])}
 
 
+def _tag_of_wide_parts(rng: random.Random) -> Json:
+    """Each part may end at almost any character, and the next one may begin there."""
+
+    def part(depth: int) -> Json:
+        pattern = rng.choice((r"[^\n]", "[^x]", r"[\s\S]", "[a-z ]", ".")) + rng.choice("*+")
+        makers: list[Callable[[], Json]] = [lambda: {"type": "regex", "pattern": pattern}]
+        if depth:
+            makers += [
+                lambda: {"type": "sequence", "elements": [part(depth - 1) for _ in range(8)]},
+                lambda: {"type": rng.choice(("star", "plus")), "content": part(depth - 1)},
+                lambda: {"type": "repeat", "min": 0, "max": 100, "content": part(depth - 1)},
+            ]
+        return rng.choice(makers)()
+
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": part(2)})}
+
+
+def _grammar_of_escapes(rng: random.Random) -> Json:
+    escapes = [
+        r"\'",
+        r"\?",
+        r"\e",
+        r"\x41",
+        r"\ud83d\ude00",
+        r"\ude00",
+        r"\U0001f600",
+        r"\q",
+        "\\\\",
+    ]
+    text = "".join(rng.choices(escapes, k=rng.randint(1, 40)))
+    return {"grammar": rng.choice((f'root ::= "{text}" | "no"', f"root ::= [{text}]+"))}
+
+
 def _of_wrong_shape(rng: random.Random) -> Json:
     shapes: list[Any] = [
         {},
@@ -254,7 +287,9 @@ _FORMATS: dict[str, Callable[[random.Random], Json]] = {
     "grammar: rules": _grammar_of_rules,
     "grammar: growth": _grammar_of_growth,
     "grammar: noise": _grammar_of_noise,
+    "grammar: escapes": _grammar_of_escapes,
     "structural tag": _structural_tag,
+    "structural tag: wide parts": _tag_of_wide_parts,
     "wrong shape": _of_wrong_shape,
 }
 

@@ -1,9 +1,9 @@
 """Odd requests to every entry point, at random: formats, hints, fields, headers, tools, bodies.
 
 Owns what is sent, not how. Pure: the same seed gives the same requests. Most are nearly right,
-because what is plainly wrong is refused before it gets far. Each is small and cheap: structural
-tags are those that the automata take. Of the others, xgrammar takes minutes for a bitmask of some,
-in stock vLLM too, and all requests wait for it.
+because what is plainly wrong is refused before it gets far. Each is small and cheap: formats are
+short ones or those that the automata take. For some others, xgrammar takes minutes to make a
+bitmask, in stock vLLM too, and all requests wait for it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ FIELDS = (
     *("kv_transfer_params", "vllm_xargs", "response_format", "prompt", "model", "unknown_field"),
     *("spaces_between_special_tokens", "return_tokens_as_token_ids", "add_special_tokens"),
 )
+SHORT = 40
+"""Characters of a format that may go to vLLM's backends."""
+
 GRAPH = '[{}, {"after": 0, "tool": "search"}, {"after": 1}]'
 
 
@@ -83,19 +86,24 @@ def _post(kind: str, path: str, body: Any, **headers: str) -> Attack:
     return Attack(kind, f"/v1/{path}", json.dumps(body).encode(), headers)
 
 
-def _tag(rng: random.Random, depth: int) -> Json:
-    """A structural tag that the automata take."""
+def _is_cheap(kind: str, spec: str) -> bool:
+    with contextlib.suppress(*REFUSALS):
+        compiled(kind, spec, SchemaSemantics.STRICT)
+        return True
+    return len(spec) < SHORT and kind != "structural_tag"
+
+
+def _tag(rng: random.Random) -> Json:
     while True:
-        tag: Json = {"type": "structural_tag", "format": random_format(rng, depth)}
-        with contextlib.suppress(*REFUSALS):
-            compiled("structural_tag", json.dumps(tag), SchemaSemantics.STRICT)
+        tag: Json = {"type": "structural_tag", "format": random_format(rng, 3)}
+        if _is_cheap("structural_tag", json.dumps(tag)):
             return tag
 
 
 def _structured(rng: random.Random) -> tuple[str, Json]:
     kind, spec = random_spec(rng)
-    if kind == "structural_tag":
-        spec = json.dumps(_tag(rng, 4))
+    while not _is_cheap(kind, spec):
+        kind, spec = random_spec(rng)
     if kind in ("choice", "json") and rng.random() < 0.7:
         return kind, {kind: json.loads(spec)}
     return kind, {kind: json.loads(spec) if kind == "choice" else spec}
@@ -120,7 +128,7 @@ def _format_in_chat(rng: random.Random) -> Attack:
             "json_schema": {"name": rng.choice(TEXTS), "schema": random_schema(rng)},
         },
         "json_object": lambda: {"type": "json_object"},
-        "structural_tag": lambda: _tag(rng, 3),
+        "structural_tag": lambda: _tag(rng),
         "odd": lambda: {"type": value(rng), "json_schema": value(rng)},
     }
     kind = rng.choice(list(makers))

@@ -71,7 +71,7 @@ def test_a_walk_finds_the_tokens_that_stay_inside_and_where_longer_ones_leave(
 ):
     v = Vocabulary(token_bytes, len(token_bytes) + 40)
     dfa = full_match(pattern)
-    words, ids, leaving = walk(
+    words, ids, leaving, _ = walk(
         v.root, dfa.by_class, dfa.classes, dfa.accepting, dfa.start, 0 if dense else 10**6
     )
     found = sorted(ids)
@@ -95,7 +95,7 @@ def test_a_walk_from_any_nodes_finds_what_walks_from_each_of_them_find(token_byt
     names = sorted(dict_trie(token_bytes))  # node i spells names[i]
     chosen = data.draw(st.sets(st.sampled_from(range(len(names))), min_size=1))
     dfa = full_match(pattern)
-    words, ids, leaving = walk(
+    words, ids, leaving, _ = walk(
         v.trie_set(np.array(sorted(chosen), np.int32)),
         *(dfa.by_class, dfa.classes, dfa.accepting, dfa.start, 10**6),
     )
