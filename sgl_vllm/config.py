@@ -205,8 +205,8 @@ class Options:
         False,
         "Explain to every client with the server's API key, to the token, which prompt tokens of a "
         "request were not cached, and why (`/v1/sgl/why`), and count cached tokens in `usage` and "
-        "`/v1/sgl/match` to the token. Off, this holds for requests with a `cache_salt` only, and "
-        "others are told of whole blocks. `tree_text` implies it.",
+        "`/v1/sgl/match` to the token. If off, requests with a `cache_salt` get this, and others "
+        "get numbers in whole blocks. `tree_text` implies it.",
         part="radix",
         page="operations.md",
     )

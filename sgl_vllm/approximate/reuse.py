@@ -179,7 +179,9 @@ class ApproximateReuse:
         try:
             intervals = intervals_of(params.extra_args[SEGMENTS])
         except ValueError as error:
-            logger.warning("Request %s is computed: %s", quoted(request.request_id), error)
+            logger.warning(
+                "The segments of request %s are ignored: %s", quoted(request.request_id), error
+            )
             return
         if self._texts is None:
             self._texts = self._token_texts()
@@ -189,7 +191,9 @@ class ApproximateReuse:
         segments = self._texts.token_intervals(request.prompt_token_ids, intervals, num_chars)
         reuses = wants
         if wants and (reason := why_exact(request)) is not None:
-            logger.info("Request %s reuses no segment: %s", quoted(request.request_id), reason)
+            logger.info(
+                "Request %s does not reuse segments: %s", quoted(request.request_id), reason
+            )
             reuses = False
         if wants:
             self.counters.requests += 1

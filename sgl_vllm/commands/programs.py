@@ -20,7 +20,7 @@ between two turns, or a program that has finished. It is "unknown" if this is
 its first answer: the server cannot tell whether another request will continue
 it. Most single requests end here.
 """
-"""Of the states that the server infers, for `--help`."""
+"""What the states that the server infers mean, for `--help`."""
 
 
 def counts_in_words(counts: Json) -> str:

@@ -53,9 +53,9 @@ def lines(request: Json) -> list[str]:
     result = [f"{printable(str(request['request']))}: {', '.join(facts)}"]
     if not request["exact"]:
         result.append(
-            f"  Without a cache_salt, whole blocks of {request['block_size']} tokens are counted, "
-            "and no causes told. A server with --plugin-config why_exact=true counts tokens and "
-            "tells them."
+            f"  This request has no cache_salt, so only whole blocks of {request['block_size']} "
+            "tokens are counted, and causes are not shown. For both, start the server with "
+            "--plugin-config why_exact=true."
         )
     for one in request["causes"]:
         cause = str(one["cause"])

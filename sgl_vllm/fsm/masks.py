@@ -148,7 +148,7 @@ class _Found:
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
         self._entered: dict[State | Thread, Nodes] = {}
-        """From which nodes a state or a thread has begun."""
+        """The nodes from which each state or thread has been walked, or is in `reached`."""
         self.reached: list[tuple[TrieSet, State]] = []
         self.shared: dict[int, Words] = {}
         self.lists: list[TokenIds] = []
@@ -180,8 +180,8 @@ class _Found:
         return [(thread, trie_set) for thread, trie_set in begun if trie_set is not None]
 
     def _fresh(self, begun: State | Thread, trie_set: TrieSet) -> TrieSet | None:
-        """The nodes of a set at which a state or a thread has not begun; None if there are none.
-        From now on, it has."""
+        """The nodes of a set from which a state or a thread has not been walked; None if there are
+        none. Records them as walked."""
         nodes = self._entered.get(begun)
         if nodes is None:
             self._entered[begun] = trie_set.nodes

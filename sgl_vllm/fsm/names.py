@@ -1,7 +1,7 @@
 """Texts that a string must not be, as they are read byte by byte.
 
 Owns the narrowing of a list of names to those that begin with what was read. A schema may list
-thousands of names, or long ones, so nothing of them is copied on the way. Pure.
+thousands of names, or long ones, so reading copies none of them. Pure.
 
     names a, ab, b    after `a`: the first two of the list, from their second byte on
 """
@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 
 class NameList:
-    """Names, sorted, each once. The same object for the same names, as long as it is in use."""
+    """Names, sorted, each once. Equal lists share one object while it is in use."""
 
     __slots__ = ("__weakref__", "names", "num_bytes")
 
@@ -34,7 +34,7 @@ class NameList:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Those of a list that begin with the bytes that were read: `list.names[low:high]`, at least
+    """The names of a list that begin with the bytes read so far: `list.names[low:high]`, at least
     one.
 
     Attributes:
@@ -68,7 +68,7 @@ class Names:
         return len(self.list.names[self.low]) == self.position
 
     def rests(self, most: int) -> Iterator[bytes]:
-        """What is left of each, as far as that is at most `most` bytes."""
+        """The remaining bytes of each name that has at most `most` left."""
         for name in self.list.names[self.low : self.high]:
             if len(name) <= self.position + most:
                 yield name[self.position :]

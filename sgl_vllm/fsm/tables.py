@@ -6,8 +6,8 @@ that is assigned to a slice, numba compiles four seconds of checks and messages.
 A table is int32 (states, columns); -1 is no transition. Columns are bytes, or classes of bytes
 that no state distinguishes.
 
-numba checks no index, so each loop states how far it writes and why. That a table leads to its own
-states only is checked where one comes in (`check_table`).
+numba checks no index, so each loop states how far it writes and why. `check_table` asserts for each
+new table that its transitions stay inside it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ def byte_set(flags: NDArray[np.bool_]) -> int:
 
 @compiled
 def check_table(table, accepting, classes):  # type: ignore[no-untyped-def]
-    """That every transition leads to a state of the table, and every byte has a column.
-
-    Raises AssertionError: one does not.
-    """
+    """Assert that all transitions lead to states of the table, and all bytes have columns."""
     num_states, num_columns = table.shape
     assert len(accepting) == num_states and num_states > 0 and len(classes) == 256
     highest, lowest = np.int32(-1), np.int32(-1)

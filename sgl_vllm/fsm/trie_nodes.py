@@ -3,8 +3,8 @@
 Owns how a trie is built, and sets of its nodes. Does not own walks along automata
 (`trie_walks.py`), nor any state: arrays in, arrays out. `vocabulary.py` describes the arrays.
 
-numba checks no index. So each loop states how far it writes and why, and checks what that rests on
-before it begins. `make boundscheck` runs all of them with a check of every access.
+numba checks no index. So each loop states how far it writes and why, and asserts its preconditions
+before it begins. `make boundscheck` runs all of them with numba's bounds checks.
 """
 
 from __future__ import annotations

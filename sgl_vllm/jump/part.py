@@ -135,8 +135,8 @@ def may_open(request: Request, limits: Limits) -> bool:
 def shows_end(params: SamplingParams) -> bool:
     """Whether a stream shows the token that ends it, as text or with its log-probability.
 
-    Stock vLLM sends that token by itself, and clients rely on it: they take what comes with other
-    tokens for text.
+    Stock vLLM sends that token in its own chunk. Clients rely on this: they treat each token of a
+    chunk of several as text.
     """
     is_shown = params.num_logprobs is not None or not params.skip_special_tokens
     is_stream = params.output_kind != RequestOutputKind.FINAL_ONLY

@@ -17,10 +17,10 @@ from sgl_vllm.prompt_lint.prompts import Prompt
 from sgl_vllm.prompt_lint.replay import Replay, Reuse, Tokenizer
 
 MIN_SAVING = 0.01
-"""Of its group's tokens: a fault that costs no more is not reported."""
+"""A fault is reported if it costs more than this share of its group's tokens,"""
 
 MIN_SHARE = 0.005
-"""Of all tokens: a fault that costs no more would be reported as 0% of all."""
+"""and more than this share of all tokens: the report would round less to 0%."""
 
 Progress = Callable[[int], object]
 """Told how many more requests are done."""

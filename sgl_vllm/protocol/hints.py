@@ -83,10 +83,10 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     for name in (PROGRAM, FORK_GROUP, NEXT_TOOL):
         if not _is_valid(extra_args.get(name)):
             logger.warning(
-                "%s of request %s is ignored: it must be a string of at most %d characters or "
-                "an integer of at most %d bits",
-                name,
+                "The hints of request %s are ignored: %s must be a string of at most %d "
+                "characters or an integer of at most %d bits",
                 quoted(request_id),
+                name,
                 MAX_HINT_LENGTH,
                 MAX_HINT_BITS,
             )
@@ -94,20 +94,20 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     next_in_s = extra_args.get(NEXT_IN_S)
     if next_in_s is not None and not _is_duration(next_in_s):
         logger.warning(
-            "%s of request %s is ignored: it must be a number of seconds from 0 to %d",
-            NEXT_IN_S,
+            "The hints of request %s are ignored: %s must be a number of seconds from 0 to %d",
             quoted(request_id),
+            NEXT_IN_S,
             MAX_NEXT_IN_S,
         )
         return NO_HINTS
     step, graph = read_step_name(extra_args.get(STEP)), extra_args.get(GRAPH)
     if (step is None and STEP in extra_args) or not _is_graph(graph):
         logger.warning(
-            "%s and %s of request %s are ignored: the first must be written as DIGEST/INDEX, "
-            "the second a text of at most %d ASCII characters",
+            "The hints of request %s are ignored: %s must be written as DIGEST/INDEX, and %s must "
+            "be a string of at most %d ASCII characters",
+            quoted(request_id),
             STEP,
             GRAPH,
-            quoted(request_id),
             MAX_GRAPH_CHARS,
         )
         return NO_HINTS

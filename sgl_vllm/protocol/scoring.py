@@ -89,7 +89,8 @@ class NothingToScoreError(ValueError):
         why = "it adds no token to the prompt"
         if after_nothing:
             why = (
-                "the prompt is empty, and the model's tokenizer puts nothing before the first token"
+                "the prompt is empty, and the tokenizer adds no BOS token, so the first token has "
+                "no log-probability: send a prompt"
             )
         super().__init__(f"a choice has no token that can be scored: {why}")
 

@@ -77,7 +77,9 @@ class Contexts:
         self._pool = pool
         self._continuations = continuations
         self._graphs = StepGraphs()
-        self._guard = Guard("what is known of programs", "a request counts as alone", logger)
+        self._guard = Guard(
+            "the record of programs", "the request counts as one without hints", logger
+        )
 
     def clear(self) -> None:
         """Forget all contexts, pauses and graphs. The cache must be empty."""

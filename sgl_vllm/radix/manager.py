@@ -141,7 +141,7 @@ class RadixKVCacheManager(KVCacheManager):
         manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
         manager._explaining = Guard(
-            "the explanation of a cache miss", "its counters may be wrong", logger
+            "explaining a cache miss", "the counters of misses may be wrong", logger
         )
         manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s

@@ -27,10 +27,10 @@ from sgl_vllm.routes.bodies import is_unicode
 from sgl_vllm.vllm_api.patching import wrap
 
 MAX_ADAPTER_CHARS = 512
-"""Of a LoRA adapter's name."""
+"""The longest name of a LoRA adapter."""
 
 MAX_PATH_CHARS = 4096
-"""Of its path."""
+"""The longest path of a LoRA adapter."""
 
 _SENT = ("request_id", "session_id", "reasoning_parser_kwargs", "kv_hints")
 """Fields that a client's values reach, in some versions of vLLM."""
@@ -42,7 +42,9 @@ def check_params(params: object) -> None:
     if not isinstance(params, SamplingParams):
         return
     if not all(map(is_unicode, (*(params.stop or ()), *(params.bad_words or ())))):
-        raise VLLMValidationError("stop or bad_words is not valid Unicode: it has half a character")
+        raise VLLMValidationError(
+            "stop and bad_words must be valid Unicode: remove the unpaired surrogate"
+        )
     if params.extra_args:
         _check_sendable("vllm_xargs", params.extra_args)
         _check(check_reuse, params.extra_args)
@@ -52,7 +54,7 @@ def check_request(request: EngineCoreRequest) -> None:
     """Raises VLLMValidationError, as `check_params` does, for what is known of a request once vLLM
     has processed it. Its salt is still the client's own."""
     validate_cache_salt(request.cache_salt)
-    _check_length("request_id", request.request_id, MAX_ID_CHARS)
+    _check_length("request_id, with what vLLM adds to it,", request.request_id, MAX_ID_CHARS)
     if (lora := request.lora_request) is not None:
         _check_length("the name of the LoRA adapter", lora.lora_name, MAX_ADAPTER_CHARS)
         _check_length("the path of the LoRA adapter", lora.lora_path, MAX_PATH_CHARS)
@@ -81,8 +83,8 @@ def refuse_echo_of_scored(renderer: OnlineRenderer) -> None:
     ) -> Any:
         if request.echo and SCORE_FROM in (request.vllm_xargs or ()):
             raise VLLMValidationError(
-                f"{SCORE_FROM} cannot be combined with echo: the answer has the rows of the tokens "
-                "from there on only"
+                f"{SCORE_FROM} cannot be combined with echo, because only log-probabilities from "
+                "that token on are returned: remove one of them"
             )
         return await original(request, *args, **kwargs)
 
@@ -97,7 +99,7 @@ def _check(rule: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 def _check_length(name: str, text: str, most: int) -> None:
     if len(text) > most:
         raise VLLMValidationError(
-            f"{name} is too long: it has {len(text):,} characters, and at most {most:,} can be"
+            f"{name} is too long: {len(text):,} characters, and the limit is {most:,}"
         )
 
 

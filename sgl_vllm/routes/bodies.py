@@ -6,7 +6,7 @@ error is a 400 with one sentence. Does not own what a body means, which each rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any  # Any: the JSON of a request; an error of pydantic's
 
 from fastapi import Depends, HTTPException, Request
@@ -25,6 +25,7 @@ from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
 
 from sgl_vllm.protocol.quoting import quoted
+from sgl_vllm.spelling import did_you_mean
 
 JSON_ONLY = [Depends(validate_json_request)]
 """Dependencies of every POST route: a 400 unless the content type is JSON, as on vLLM's own routes.
@@ -59,9 +60,16 @@ def _sentence_of(error: Any) -> str:
 
 
 def one_line(text: object) -> str:
-    """An error's text, which may quote a client's and have line breaks, as it can be answered."""
+    """The text of an error, which may quote a client, as one line of ASCII for an answer."""
     line = " ".join(str(text)[:MAX_SENTENCE_CHARS].split())
     return line.encode("ascii", "backslashreplace").decode()
+
+
+def check_keys(body: dict[str, Any], known: Collection[str]) -> None:
+    """Raises HTTPException 400 with one sentence if `body` has a key that is not among `known`."""
+    if unknown := sorted(body.keys() - set(known)):
+        hint = did_you_mean(unknown[0], known, f"; the keys are {', '.join(sorted(known))}")
+        raise HTTPException(400, f"unknown key {quoted(unknown[0])}{hint}")
 
 
 NOT_AN_OBJECT = "the body has to be a JSON object"

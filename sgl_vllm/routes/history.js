@@ -1,7 +1,6 @@
 /*
- * Totals since the server's start, and charts over time. The page takes a sample of the server's counters whenever it looks at the tree:
- * the server keeps no history, and is asked nothing while nobody looks. So the totals are the server's,
- * and the curves begin when the page is opened.
+ * Totals since the server's start, and charts over time. The page samples the server's counters
+ * whenever it refreshes. The server keeps no history, so the curves begin when the page is opened.
  *
  * Counters only grow. What is drawn of one is its growth between two samples, as a level line from
  * the one to the other. After a restart it grows from 0 again; that step is not drawn.
@@ -26,7 +25,7 @@ function hitRate(step) {
   return lookedUp > 0 ? growth("hit_tokens", step) / lookedUp : null;
 }
 
-/** `headline` is about a step: from the server's start to the last sample, or all that is drawn. */
+/** `headline` shows one step: from the server's start to the last sample, or all that is drawn. */
 const CHARTS = [
   {
     name: "Hit rate", top: 1, show: percent,

@@ -1,8 +1,8 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
-Owns four rules: what cannot be sent or meant is a 400 (`admission.py`), so is a format that an
-engine refuses, the tenant decides the `cache_salt` (`tenants.py`), and the reported number of
-cached tokens is rounded where it could reveal another client's prompt.
+Owns four rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
+The tenant decides the `cache_salt` (`tenants.py`). The reported number of cached tokens is rounded
+where it could reveal another client's prompt.
 
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could
 guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a

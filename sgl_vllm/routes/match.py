@@ -22,13 +22,13 @@ from pydantic import ValidationError
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     OneSentence,
+    check_keys,
     is_prompt,
     is_text_chat,
     is_unicode,
@@ -118,8 +118,7 @@ async def match(request: Request) -> dict[str, list[int]]:
 
 def parse_match(body: dict[str, Any]) -> MatchBody:
     """Raises HTTPException 400 with one sentence about what is wrong."""
-    if unknown := sorted(set(body) - _KEYS):
-        raise HTTPException(400, f"a match has no {quoted(unknown[0])}")
+    check_keys(body, _KEYS)
     prompt, messages = body.get("prompt"), body.get("messages")
     candidates = body.get("candidates")
     if prompt is not None and messages is not None:

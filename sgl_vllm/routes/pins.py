@@ -26,6 +26,7 @@ from sgl_vllm.routes.bodies import (
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     OneSentence,
+    check_keys,
     is_prompt,
     is_text_chat,
     is_unicode,
@@ -43,11 +44,13 @@ from sgl_vllm.scheduler.control import ListedPin, PinAnswer
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
+_KEYS = {"prompt", "messages", "cache_salt", "model"}
+
 ID_SEPARATOR = ","
 """Between the engines' pin ids in the one id that a client sees."""
 
 MAX_PIN_ID_LENGTH = 64
-"""Of one engine's pin id."""
+"""The longest pin id of one engine."""
 
 MAX_COMPUTING = 1
 """Prefixes that are computed to be pinned at a time. A client that pins many at once would fill
@@ -173,8 +176,7 @@ async def compute(
 
 def parse_pin(body: dict[str, Any]) -> PinBody:
     """Raises HTTPException 400 with one sentence about what is wrong."""
-    if unknown := sorted(set(body) - {"prompt", "messages", "cache_salt", "model"}):
-        raise HTTPException(400, f"a pin has no {quoted(unknown[0])}")
+    check_keys(body, _KEYS)
     prompt, messages = body.get("prompt"), body.get("messages")
     if (prompt is None) == (messages is None):
         raise HTTPException(400, "give either a prompt or messages")

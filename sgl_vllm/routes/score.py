@@ -26,7 +26,6 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from sgl_vllm.protocol import scoring
-from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
 from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled
@@ -35,6 +34,7 @@ from sgl_vllm.routes.bodies import (
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     OneSentence,
+    check_keys,
     has_media,
     json_object,
     optional_text,
@@ -130,8 +130,7 @@ async def _score(asked: ScoreBody, raw_request: Request) -> Response:
 
 def parse_score(body: Json) -> ScoreBody:
     """Raises HTTPException 400 with one sentence about what is wrong."""
-    if unknown := sorted(body.keys() - _KEYS):
-        raise HTTPException(400, f"a score has no {quoted(unknown[0])}")
+    check_keys(body, _KEYS)
     model = optional_text(body, "model")
     try:
         prompt, continuations = _prompts_of(body)
@@ -173,7 +172,7 @@ def _program_of(body: Json) -> str | int | None:
     program = body.get(PROGRAM)
     if program is None or (isinstance(program, str | int) and not isinstance(program, bool)):
         return program
-    raise HTTPException(400, f"{PROGRAM} must be a text or an integer")
+    raise HTTPException(400, f"{PROGRAM} must be a string or an integer")
 
 
 def _flag(body: Json, name: str) -> bool:

@@ -70,7 +70,7 @@ class ScoredRequests:
             check_score_from(value, request.num_prompt_tokens, has_logprobs=has_logprobs)
         except ValueError as error:  # not from the server, which refuses it (`routes/admission.py`)
             shown = quoted(request.request_id)
-            logger.warning("The whole prompt of request %s is computed: %s", shown, error)
+            logger.warning("%s of request %s is ignored: %s", SCORE_FROM, shown, error)
             return
         request.skip_reading_prefix_cache = False
         self._first_token[request] = value

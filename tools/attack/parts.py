@@ -1,4 +1,4 @@
-"""Sends odd requests to every entry point of a server, and asserts that no part of it goes off.
+"""Sends odd requests to every entry point of a server, and asserts that all parts stay on.
 
     python -m tools.attack.parts [--requests N] [--seed N] [--json FILE]
 
@@ -162,9 +162,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.attack.parts", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--requests", type=int, default=50_000, help="default: 50,000")
-    parser.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
-    parser.add_argument("--log", type=Path, default=Path("attack-parts.log"), help="of the server")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    parser.add_argument("--seed", type=int, default=0, help="of the random requests (default: 0)")
+    parser.add_argument(
+        "--log", type=Path, default=Path("attack-parts.log"), help="file for the server's log"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to FILE as JSON"
+    )
     args = parser.parse_args()
     console = Console()
     with Progress(console=Console(stderr=True)) as progress:

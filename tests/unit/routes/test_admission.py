@@ -98,7 +98,7 @@ def test_parameters_are_refused_before_vllm_tokenizes_bad_words() -> None:
         output_processor=OutputProcessor(None, log_stats=False), add_request=add_request
     )
     IncomingRequests(NO_TENANTS, lambda: 16).attach(client)
-    with pytest.raises(VLLMValidationError, match="bad_words is not valid"):
+    with pytest.raises(VLLMValidationError, match="bad_words must be valid"):
         asyncio.run(client.add_request("a", {}, params(bad_words=[HALF])))
     assert processed == []
     assert asyncio.run(client.add_request("b", {}, params(), priority=1)) == "added"
@@ -121,8 +121,11 @@ def test_names_are_as_long_as_engines_keep_them() -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"request_id": HUGE}, "request_id is too long: it has 30,000,000 characters"),
-        ({"request_id": "x" * 513}, "at most 512 can be"),
+        (
+            {"request_id": HUGE},
+            "request_id, with what vLLM adds to it, is too long: 30,000,000 characters",
+        ),
+        ({"request_id": "x" * 513}, "the limit is 512"),
         ({"cache_salt": HUGE}, "'cache_salt' must be at most 128 characters"),
         ({"cache_salt": "a/b"}, "must not contain '@', '/'"),
         ({"cache_salt": "a\0"}, "must not contain '@', '/'"),

@@ -145,7 +145,10 @@ def test_an_adapter_has_its_own_prefixes() -> None:
             "not both",
         ),
         ({"candidates": ["a"], "cache_salt": ""}, "cache_salt has to be"),
-        ({"candidates": ["a"], "max_tokens": 1}, "a match has no 'max_tokens'"),
+        (
+            {"candidates": ["a"], "max_tokens": 1},
+            "unknown key 'max_tokens'; the keys are cache_salt, candidates, messages",
+        ),
         ({"candidates": ["a"] * (MAX_CANDIDATES + 1)}, "257 candidates; at most 256"),
         ({"prompt": "a" * (MAX_CHARS // 2), "candidates": ["a", "b"]}, "2,097,154 characters"),
         (

@@ -366,7 +366,7 @@ def test_without_a_tree_there_are_no_pins() -> None:
         ({"prompt": "\ud800"}, "prompt has to be a text or a list of token ids"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages has to be a list of"),
         ({"prompt": "a", "model": 3}, "model has to be a text"),
-        ({"prompt": "a", "promt": "b"}, "a pin has no 'promt'"),
+        ({"prompt": "a", "promt": "b"}, "unknown key 'promt'; did you mean prompt?"),
         ({"prompt": "a" * 1001}, "cannot be computed: the prompt is longer than 1000 tokens"),
     ],
 )

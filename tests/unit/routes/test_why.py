@@ -95,4 +95,6 @@ def test_the_command_prints_texts_loads_and_blocks(why) -> None:
         "  prompt: on May 3",
     ]
     assert lines[4].endswith("cached, 64 loaded, 800 computed")
-    assert lines[5].startswith("  Without a cache_salt, whole blocks of 16 tokens are counted")
+    assert lines[5].startswith(
+        "  This request has no cache_salt, so only whole blocks of 16 tokens are counted"
+    )
