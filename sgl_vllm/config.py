@@ -463,6 +463,8 @@ def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> d
                 values.update(json.loads(word))
             except ValueError as error:
                 raise OptionError(f"{source}: {word!r} is not valid JSON: {error}") from None
+            except RecursionError:
+                raise OptionError(f"{source}: the JSON is nested too deeply") from None
         elif not (name and equals):
             malformed.append(repr(word))
         else:
@@ -478,7 +480,7 @@ def _value_of(text: str) -> Any:
     """A value as JSON, as Python spells it, or else as a string."""
     try:
         return json.loads(text.lower() if text in ("True", "False") else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -91,8 +91,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any] | None:
         raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
     if _has_no_model(args):
         for word in words:
-            is_option = set(word) & set("={") or did_you_mean(word, Options.__dataclass_fields__)
-            if not is_option:
+            if not _is_option(word):
                 raise ActivationError(_model_first(word))
     return words_to_mapping(words) if plugins or words else None
 
@@ -102,15 +101,24 @@ def _not_ours(name: str, plugins: list[str], args: argparse.Namespace) -> str:
         return _model_first(name)
     if "=" in name:
         return f"write --plugin-config before {name}: --plugin accepts only {PLUGIN_NAME}"
-    return (
-        f"--plugin {name}: --plugin accepts only {PLUGIN_NAME}. Set VLLM_PLUGINS to load other "
-        "vLLM plugins"
-    )
+    others = ". Set VLLM_PLUGINS to load other vLLM plugins"
+    instead = did_you_mean(name, [PLUGIN_NAME], others)
+    return f"--plugin {name}: --plugin accepts only {PLUGIN_NAME}{instead}"
 
 
 def _has_no_model(args: argparse.Namespace) -> bool:
     """Whether `vllm serve [MODEL]` got no MODEL: a flag that takes several words may have it."""
     return getattr(args, "model_tag", "") is None
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word of `--plugin-config` is no MODEL: a path may have an equals sign, too."""
+    if word.startswith("{"):
+        return True
+    name, equals, _ = word.partition("=")
+    if equals:
+        return "/" not in name
+    return bool(did_you_mean(word, Options.__dataclass_fields__))
 
 
 def _model_first(model: str) -> str:

@@ -14,5 +14,6 @@ def did_you_mean(
     Args:
         cutoff: how similar two words must be to be near; 1 for the same word.
     """
-    near = difflib.get_close_matches(str(word), list(words), n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]}?" if near else otherwise
+    by_letters = {one.lower(): one for one in words}
+    near = difflib.get_close_matches(str(word).lower(), by_letters, n=1, cutoff=cutoff)
+    return f"; did you mean {by_letters[near[0]]}?" if near else otherwise

@@ -22,6 +22,15 @@ from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 MAX_WORD_BYTES = 2_000
 """Of all words and excluded words of one text together."""
 
+MAX_TABLE_BYTES = 32 << 20
+"""What the automata of one text may take: each word has its own, with a state for each byte of all
+words."""
+
+_MAX_KEPT_BYTES = 256 << 10
+_MAX_KEPT = 64
+_BYTES_PER_ENTRY = 12
+"""Of a table, as `ByteDfa.table_bytes` counts."""
+
 
 @dataclass(frozen=True)
 class FreeText:
@@ -30,21 +39,31 @@ class FreeText:
     Attributes:
         without: texts that contain none of the words.
         until: for each word, the texts that end with it and contain none before.
+        table_bytes: what their tables take.
     """
 
     without: ByteDfa
     until: tuple[ByteDfa, ...]
+    table_bytes: int
 
 
-@lru_cache(maxsize=64)
 def free_text(words: tuple[bytes, ...], excluded: frozenset[bytes] = frozenset()) -> FreeText:
     """The texts up to the first of `words`. The same automata for the same arguments, so that
-    bitmasks of free text are shared between grammars.
+    bitmasks of free text are shared between grammars, if they are small: those of the latest 64
+    arguments are kept, of at most 256 KiB each.
 
     Raises:
         UnsupportedTagError: a word is empty, or part of another one.
-        TooComplexError: the words together are longer than `MAX_WORD_BYTES`.
+        TooComplexError: the words together are longer than `MAX_WORD_BYTES`, or their automata
+            larger than `MAX_TABLE_BYTES`.
     """
+    text = b"".join((*words, *excluded))
+    num_entries = (len(text) + 1) * (len({*text}) + 1)  # of a table: its states, and bytes
+    most = (len(words) + 1) * num_entries * _BYTES_PER_ENTRY
+    return (_kept if most <= _MAX_KEPT_BYTES else _free_text)(words, excluded)
+
+
+def _free_text(words: tuple[bytes, ...], excluded: frozenset[bytes]) -> FreeText:
     every = (*words, *sorted(excluded))
     if b"" in every or any(a in b for a, b in permutations(every, 2)):
         raise UnsupportedTagError("a text that ends free text is empty, or part of another one")
@@ -52,8 +71,17 @@ def free_text(words: tuple[bytes, ...], excluded: frozenset[bytes] = frozenset()
         raise TooComplexError("the texts that end free text are too long together")
     table, completed = _matcher(every)
     inside = ~np.isin(np.arange(len(table)), completed)
-    until = [_ending(table, inside, [state]) for state in completed[: len(words)]]
-    return FreeText(_ending(table, inside, np.flatnonzero(inside).tolist()), tuple(until))
+    without = _ending(table, inside, np.flatnonzero(inside).tolist())
+    num_bytes, until = without.table_bytes, []
+    for state in completed[: len(words)]:
+        until.append(_ending(table, inside, [state]))
+        num_bytes += until[-1].table_bytes
+        if num_bytes > MAX_TABLE_BYTES:
+            raise TooComplexError("free text ends in too many texts")
+    return FreeText(without, tuple(until), num_bytes)
+
+
+_kept = lru_cache(maxsize=_MAX_KEPT)(_free_text)
 
 
 def begins_in(word: bytes, end: bytes) -> bool:

@@ -11,7 +11,7 @@ import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple  # Any: the parser's trees have no types
 
@@ -47,8 +47,9 @@ def full_match(pattern: str) -> ByteDfa:
     asks for.
 
     `.` is any character, `\\d`, `\\w` and `\\s` are those of ASCII and the no-break space, as in
-    vLLM's default backend. `^` may stand first and `$` last, also in alternatives. A class that
-    begins with `]` is left to that backend: in ECMA-262 it is an empty one, in Python it is not.
+    vLLM's default backend. `^` may stand first and `$` last, also in alternatives. What that
+    backend reads differently from Python is left to it: classes that begin with `]` or `\\^`, octal
+    escapes, and some hexadecimal ones before another hexadecimal digit.
 
     Raises:
         UnsupportedPatternError: the pattern has a construct that is not regular here, or nothing
@@ -85,13 +86,13 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 
 
 def _whole(pattern: str) -> Node:
-    if "[]" in pattern or "[^]" in pattern:
-        _check_ecma_syntax(pattern, _EMPTY_CLASSES)
+    _check_xgrammar_syntax(pattern)
     return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
 
 
 def _whole_in_json(pattern: str) -> Node:
     _check_ecma_syntax(pattern)
+    _check_xgrammar_syntax(pattern)
     items = _parse(pattern)
     _check_read_alike(items)
     return _anchored(items, _NO_TEXT, _WITHOUT_ESCAPES)
@@ -199,26 +200,39 @@ _ECMA_TOKEN = re.compile(
 there, `{,2}` and `\\a` are literal."""
 
 
-_EMPTY_CLASSES = ("[]", "[^]")
-
 _GROUP_NAME = re.compile(r"(?P<other>\\.|\[(?:\\.|[^\]\\])*\]?)|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)
 """`other` is an escape or a class, in which no group begins."""
 
 
-def _check_ecma_syntax(pattern: str, odd: Collection[str] | None = None) -> None:
-    """Raises UnsupportedPatternError for syntax that Python reads differently.
+_XGRAMMAR_TOKEN = re.compile(
+    r"(?P<odd>\\(?:0\d|x[\da-fA-F]{3})|\[(?:\^?\]|\\(?:\^|(?:x|u00)5[eE])))"
+    r"|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
+    re.DOTALL,
+)
+_XGRAMMAR_ESCAPE = re.compile(
+    r"\\(?P<odd>[1-9]|0\d|(?:x(?!00)..|u(?!0000)....)(?=[\da-fA-F]|\\(?:[wd]|(?:x|u00)[3467])))|\\.",
+    re.DOTALL,
+)
+r"""`odd` is what Python reads differently. To xgrammar, `[]` is an empty class, `[\^a]` is `[^a]`,
+`[\1]` is `1`, `\01` is a NUL and `1`, `\x41b` is U+041B, and `[\u00e9a]` is U+0E9A."""
 
-    Args:
-        odd: only for this.
-    """
+
+def _check_ecma_syntax(pattern: str) -> None:
+    """Raises UnsupportedPatternError for syntax that Python reads differently."""
     for token in _ECMA_TOKEN.finditer(pattern):
-        if token["odd"] is not None and (odd is None or token["odd"] in odd):
+        if token["odd"] is not None:
             raise UnsupportedPatternError(f"{token['odd']} in the pattern")
-        if odd is not None:
-            continue
         for escape in re.findall(r"\\.", token["members"] or "", re.DOTALL):
             if escape[1] in "aAZUN":
                 raise UnsupportedPatternError(f"{escape} in the pattern")
+
+
+def _check_xgrammar_syntax(pattern: str) -> None:
+    """Raises UnsupportedPatternError for syntax that xgrammar reads differently from Python."""
+    for token in _XGRAMMAR_TOKEN.finditer(pattern):
+        escapes = _XGRAMMAR_ESCAPE.finditer(token["members"] or "")
+        if token["odd"] or any(escape["odd"] for escape in escapes):
+            raise UnsupportedPatternError(f"{token[0][:20]} in the pattern")
 
 
 def _categories(space: Ranges) -> dict[Any, Ranges]:
@@ -282,7 +296,9 @@ class _Spelling(NamedTuple):
 
 
 _AS_IS = _Spelling(CharacterClass, characters.ANY, _categories(characters.SPACE))
-_WITHOUT_ESCAPES = _AS_IS._replace(one_of=_plain_in_json)
+_WITHOUT_ESCAPES = _AS_IS._replace(
+    one_of=_plain_in_json, categories=_categories(characters.PLAIN_SPACE)
+)
 _ECMA_IN_JSON = _Spelling(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))
 
 

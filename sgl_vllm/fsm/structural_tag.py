@@ -258,6 +258,7 @@ class _Compiler:
         if not followed and not excluded:
             return of_pattern(r"[\s\S]*").expression
         text = free_text(tuple(followed), frozenset(excluded - followed.keys()))
+        self._count(text.table_bytes)
         options: list[Expression] = [
             Seq(dfa.expression, then)
             for dfa, then in zip(text.until, followed.values(), strict=True)
@@ -266,10 +267,13 @@ class _Compiler:
         return Alt([*options, text.without.expression] if may_stop else options)
 
     def _counted(self, compiled: CompiledFormat) -> Expression:
-        self.table_bytes += compiled.table_bytes
+        self._count(compiled.table_bytes)
+        return compiled.expression
+
+    def _count(self, table_bytes: int) -> None:
+        self.table_bytes += table_bytes
         if self.table_bytes > MAX_TABLE_BYTES:
             raise TooComplexError("the parts of the structural tag are too large")
-        return compiled.expression
 
 
 def _ends_text(form: Json, following: Json) -> bool:

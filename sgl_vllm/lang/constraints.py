@@ -117,10 +117,13 @@ def dtype_constraint(dtype: DType) -> tuple[Constraint, Reader]:
 
 # --- regex and JSON schema -----------------------------------------------------------------------
 
-_REGEX_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_ESCAPE = r"\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|0[0-7]{0,2}|[1-3][0-7]{2}|.)"
+_REGEX_TOKEN = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]|.", re.DOTALL)
 """An escape, a character class, or any other character."""
 
 _LEADING_BRACKET = re.compile(r"^(\[\^?)\]")
+_CODE = re.compile(r"\\(?:(?P<hex>x..|u....)|(?P<octal>[0-7]{1,3}))|\\.", re.DOTALL)
+_LEADING_CARET = re.compile(r"\[(?:\\\^|\\u005e)(?P<others>.*)\]", re.DOTALL)
 
 _DOT_MATCHES_ALL = "(?s)"
 
@@ -130,8 +133,8 @@ def regex_constraint(regex: Regex) -> tuple[Constraint, None]:
 
     vLLM's backends disagree on whether `.` matches a newline. It does not here, as in Python,
     unless the pattern begins with ``(?s)``, which leaves the pattern to the server. Servers read
-    ``[^]a]`` as JavaScript does, any character and then ``a]``. Here it is one character, as in
-    Python.
+    ``[^]a]`` as JavaScript does, any character and then ``a]``; xgrammar takes ``[\\^a]`` for
+    ``[^a]``, and reads escapes of numbers in its own way. Here all mean what they do in Python.
     """
     if isinstance(regex, str):
         return Constraint(REGEX, _as_python_reads_it(regex)), None
@@ -154,7 +157,31 @@ def _token_as_python_reads_it(token: str) -> str:
     """For a server, for which `.` is any character and `[]` or `[^]` a whole class."""
     if token == ".":
         return r"[^\n]"
-    return _LEADING_BRACKET.sub(r"\1\\]", token)
+    if not token.startswith("["):
+        return token if re.fullmatch(r"\\[1-9]", token) else _CODE.sub(_as_character, token)
+    token = _CODE.sub(_as_character, _LEADING_BRACKET.sub(r"\1\\]", token))
+    return _without_leading_caret(token)
+
+
+def _as_character(escape: re.Match[str]) -> str:
+    """The escape of a character's number: the character itself, or `\\u0041` if it is of ASCII."""
+    if not (escape["hex"] or escape["octal"]):
+        return escape[0]
+    code = int(escape["hex"][1:], 16) if escape["hex"] else int(escape["octal"], 8)
+    is_plain = code and not 0x20 <= code < 0x7F and not 0xD800 <= code < 0xE000
+    return chr(code) if is_plain else f"\\u{code:04x}"
+
+
+def _without_leading_caret(token: str) -> str:
+    """A class that begins with an escaped `^`, as a choice without such a class."""
+    match = _LEADING_CARET.fullmatch(token)
+    if match is None:
+        return token
+    others = match["others"]
+    if others.startswith("-") and len(others) > 1:
+        others = "_" + others  # the character after `^`: the rest of the range
+    others = others.lstrip("^")
+    return rf"(?:\^|{_without_leading_caret(f'[{others}]')})" if others else r"\^"
 
 
 def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram
     from sgl_vllm.lang.tracing.graph import Graph
 
+_NO_DEFAULT = inspect.Parameter.empty
 _RUN_OPTIONS = (*SamplingDefaults.__annotations__, "backend", "stream", "timeout_s", "use_thread")
 _BATCH_OPTIONS = (
     *SamplingDefaults.__annotations__,
@@ -96,6 +97,18 @@ class Program(ABC, Generic[P, R]):
             wrong = next((name for name in names if name not in self.arg_names), "")
             instead = did_you_mean(wrong, (*self.arg_names, *options), f"; it takes {takes}")
             raise TypeError(f"{_shown(self.func)} {error}{instead}") from None
+
+    def _check_hidden(self, args: Sequence[Any], names: Mapping[str, Any]) -> None:
+        """TypeError for a parameter without a value that has the name of an option: a keyword of
+        that name is the option."""
+        takes = self._signature.parameters
+        given = {*list(takes)[: len(args) + 1], *names, *self.bound}
+        for name in self.arg_names:
+            if name in _RUN_OPTIONS and name not in given and takes[name].default is _NO_DEFAULT:
+                raise TypeError(
+                    f"{_shown(self.func)} has a parameter {name}, and run an option of that name: "
+                    f"give the argument by position, or with bind({name}=...)"
+                )
 
     @abstractmethod
     def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
@@ -208,6 +221,7 @@ class Program(ABC, Generic[P, R]):
         accepted for SGLang's programs and ignored.
         """
         self._check_names(kwargs, _RUN_OPTIONS)
+        self._check_hidden(args, kwargs)
         sampling = self._run_defaults(
             max_new_tokens=max_new_tokens,
             stop=stop,
@@ -262,6 +276,7 @@ class Program(ABC, Generic[P, R]):
         """
         sampling, kwargs = _split(kwargs)
         self._check_names(kwargs, _RUN_OPTIONS)
+        self._check_hidden(args, kwargs)
         options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return await self._run_async(options, args, kwargs)
 

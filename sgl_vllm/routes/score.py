@@ -215,7 +215,11 @@ def _text(message: Json) -> str:
     content = message.get("content") or ""
     if not isinstance(content, list):
         return str(content)
-    return "".join(str(part.get("text")) if isinstance(part, dict) else part for part in content)
+    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    known = [text for text in texts if isinstance(text, str)]
+    if len(known) < len(texts):
+        raise HTTPException(400, "the content of a message must be a string or a list of texts")
+    return "".join(known)
 
 
 # -- the model

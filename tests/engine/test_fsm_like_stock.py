@@ -123,6 +123,13 @@ SCHEMAS = [
     {"anyOf": [{"type": "null"}, {"const": "x"}, OBJECT]},
     {"properties": {"a": {"type": "string"}, "b": {"type": "null"}}},
     {"type": "string", "enum": ["a", None]},
+    {"type": "object", "required": ["a"]},
+    {"type": "object", "required": []},
+    {"type": "array", "items": {"type": "object", "required": ["a"]}},
+    {"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}},
+    {"const": "\x7f"},
+    {"properties": {"\x7f": {"enum": ["\x7f", 1]}}},
+    {"type": "string", "pattern": r"^a\s[^\s]$"},
     {"type": ["integer", "string"], "enum": ["a", 1, True, [1], {"a": 2.0}]},
     {"type": "integer", "const": "a"},
     {"const": 2.0},
@@ -160,6 +167,13 @@ def test_compact_schemas(schema: dict[str, Any], compact_ours: SglBackend) -> No
 def test_json_objects(compact: bool, ours: SglBackend, compact_ours: SglBackend) -> None:
     """In compact ones, xgrammar writes a space after a comma (its issue 945)."""
     walk_beside_stock(compact_ours if compact else ours, Options.JSON_OBJECT, "")
+
+
+@pytest.mark.parametrize("pattern", [r"^[\^a]x$", r"^[\u00e9a]$", r"^x\0$", r"^\x00?$"])
+def test_a_pattern_that_xgrammar_reads_in_its_own_way_is_left_to_it(pattern, ours) -> None:
+    """And one with a NUL, at which it cuts the grammar that it prints."""
+    spec = json.dumps({"type": "string", "pattern": pattern})
+    assert not isinstance(ours.compile_grammar(Options.JSON, spec), SglGrammar)
 
 
 NUMBER = {"type": "number", "minimum": -1.5, "exclusiveMaximum": 20}

@@ -113,10 +113,12 @@ def test_malformed_text_in_the_environment_is_refused_too(
         ["--plugin", "sgl_vllm", "org/model"],
         ["--plugin", "sgl_vllm", "--plugin-config", "radix=true", "org/model"],
         ["--plugin-config", "radix=true", "org/model", "--plugin", "sgl_vllm"],
+        ["--plugin", "sgl_vllm", "--plugin-config", '{"radix":true}', "./models/a=b"],
     ],
 )
 def test_a_model_behind_the_flags_is_told_where_it_belongs(serve, capsys, words) -> None:
-    expected = "write org/model before --plugin: vllm serve org/model --plugin sgl_vllm"
+    model = next(word for word in words if "/" in word)
+    expected = f"write {model} before --plugin: vllm serve {model} --plugin sgl_vllm"
     assert refusal(serve, words, capsys) == expected
 
 
@@ -135,6 +137,14 @@ def test_a_model_behind_the_flags_is_told_where_it_belongs(serve, capsys, words)
         (
             ["--plugin", "sgl_vllm", "--plugin-config", "jump_foward"],
             "--plugin-config takes a JSON object or key=value pairs, not 'jump_foward'",
+        ),
+        (
+            ["MODEL", "--plugin", "SGL-vLLM"],
+            "--plugin SGL-vLLM: --plugin accepts only sgl_vllm; did",
+        ),
+        (
+            [*ON, "--plugin-config", '{"a":' + "[" * 5_000],
+            "--plugin-config: the JSON is nested too",
         ),
         ([*ON, "--scheduler-cls", "my.Scheduler"], "sgl_vllm sets its own scheduler class"),
         (

@@ -44,6 +44,10 @@ def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
     return Compiled(Seq(literal(b"{"), context.blank, inside), ways)
 
 
+_CLOSING = {"properties", "required"}
+"""In strict, an object with one of them has no member that is not listed."""
+
+
 class _Kind(NamedTuple):
     """Objects that are invalid against each of the rules that they must break, in one way each.
 
@@ -65,7 +69,7 @@ class _Objects:
         self._context = context
         self._schema = schema
         self._kept = rules_of(schema)
-        if context.is_strict and "properties" in schema:
+        if context.is_strict and not _CLOSING.isdisjoint(schema):
             self._kept = ({**schema, "additionalProperties": False},)
         self._broken: tuple[Rule, ...] = several(schema, "not")
         self._rules = Rules(context, (*self._kept, *self._broken))

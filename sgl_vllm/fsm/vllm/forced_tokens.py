@@ -228,11 +228,13 @@ class _MaskReader:
         return None if (legal & self._not_beginning_with[byte]).any() else byte
 
 
-@functools.lru_cache(maxsize=256)
 def has_short_runs(request_type: StructuredOutputOptions, spec: str) -> bool:
     """Whether a format cannot force more than `MAX_RUN_BYTES` at a time."""
-    if len(spec) > MAX_RUN_BYTES:
-        return False
+    return len(spec) <= MAX_RUN_BYTES and _has_short_runs(request_type, spec)
+
+
+@functools.lru_cache(maxsize=128)
+def _has_short_runs(request_type: StructuredOutputOptions, spec: str) -> bool:
     try:
         longest = FORMATS[request_type].longest_run(spec)
     except (ValueError, RecursionError):  # vLLM's backends read it, so it may still be a format

@@ -99,6 +99,8 @@ def _compiled_json(spec: str, dialect: Dialect) -> CompiledFormat | None:
     if dialect.semantics is not SchemaSemantics.STRICT:
         return _compiled_schema(schema, dialect)
     try:
+        if _DELETE.search(spec):
+            raise UnsupportedSchemaError("xgrammar writes U+007F as an escape")
         return _compiled_schema(_tool_calls(schema), dialect)
     except UnsupportedSchemaError as error:
         if has_xgrammar_unsupported_json_features(schema):
@@ -116,12 +118,17 @@ def _compiled_schema(schema: Any, dialect: Dialect) -> CompiledFormat:
     )
 
 
+_DELETE = re.compile(r"\x7f|\\u007[fF]")
+_NUL = re.compile(r"\\\\(?:\d|x00|u0000|u\{0|c@)|\\u0000")
+"""How JSON may write a pattern with a NUL. xgrammar prints a grammar up to its first NUL."""
+
+
 def _as_printed(
     call: XgrammarCall, dialect: Dialect, error: UnsupportedSchemaError
 ) -> CompiledFormat:
     """A schema that was refused with `error`, as the grammar that xgrammar makes of it."""
     grammar = dialect.printed(call) if dialect.printed else ""
-    if not grammar:
+    if not grammar or _NUL.search(call[1]):
         raise error
     return CompiledFormat(compile_schema_grammar(grammar))
 

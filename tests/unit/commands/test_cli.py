@@ -36,7 +36,7 @@ def test_alone_it_prints_its_help(capsys):
     assert alone == capsys.readouterr() and alone.out.startswith("usage: sgl-vllm ")
 
 
-@pytest.mark.parametrize(("word", "near"), [("docter", "doctor"), ("quikstart", "quickstart")])
+@pytest.mark.parametrize(("word", "near"), [("docter", "doctor"), ("QUIKSTART", "quickstart")])
 def test_a_misspelled_command_is_answered_with_the_nearest(capsys, word, near):
     error = refused(capsys, word, "MODEL")
     assert error.endswith(f"sgl-vllm: error: unknown command {word}; did you mean {near}?\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import string
 from itertools import permutations
 
 import pytest
@@ -55,3 +57,15 @@ def test_an_excluded_text_in_a_word_is_not_compiled() -> None:
 def test_words_have_a_limit() -> None:
     with pytest.raises(TooComplexError):
         free_text((b"x" * 3_000,))
+
+
+def test_large_automata_are_not_kept_and_have_a_limit() -> None:
+    rng = random.Random(0)
+    letters = string.ascii_letters + string.digits
+    words = ["".join(rng.sample(letters, 4)).encode() for _ in range(450)]
+    some = tuple(words[:30])
+    found = free_text(some)
+    assert found is not free_text(some)
+    assert found.table_bytes == sum(dfa.table_bytes for dfa in (found.without, *found.until))
+    with pytest.raises(TooComplexError, match="too many texts"):
+        free_text(tuple(words))

@@ -35,6 +35,12 @@ def tag(form: dict) -> Expression:
     return compile_structural_tag({"format": form}, lambda *_: pytest.fail()).expression
 
 
+def triggered(triggers: list[str]) -> dict:
+    content = {"type": "const_string", "value": "x"}
+    tags = [{"type": "tag", "begin": one, "content": content, "end": "y"} for one in triggers]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
 FORMATS: dict[str, Callable[[int], Expression]] = {
     "a constant": lambda i: compile_schema({"const": text(i)}),
     "a name": lambda i: compile_schema(
@@ -42,6 +48,7 @@ FORMATS: dict[str, Callable[[int], Expression]] = {
     ),
     "names below not": lambda i: compile_schema({"type": "string", "not": {"enum": [text(i)]}}),
     "a string of a tag": lambda i: tag({"type": "const_string", "value": text(i)}),
+    "triggers of a tag": lambda i: tag(triggered([f"<{i:02}{n:02}>" for n in range(20)])),
     "a class of a grammar": lambda i: compile_grammar(f"root ::= [a{every_second(i)}]*"),
     "a pattern": lambda i: regex.full_match(text(i)[:1500] + "|[a-z]+").expression,
 }

@@ -172,6 +172,47 @@ def test_a_whole_match_with_an_empty_class_of_ecma_262_is_handed_on(pattern):
         full_match(pattern)
 
 
+@pytest.mark.parametrize("read", [full_match, full_match_in_json])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"[\^a]x",
+        r"[\^-z]",
+        r"x[a\1]",
+        r"[^\8]",
+        r"a\01",
+        r"[\\\00]",
+        r"[\x5e]",
+        r"[\u005ea]",
+        r"[\u00c0-\u00ffa-z]",
+        r"[^\u00e9\d]",
+        r"\x41b",
+        r"[a\x41F]",
+    ],
+)
+def test_what_vllms_default_backend_reads_differently_is_handed_on(read, pattern):
+    """There, `[\\^a]` is `[^a]`, `[\\1]` is `1`, `\\01` is NUL and `1`, `\\x41b` is U+041B, and
+    `[\\u00e9a]` is U+0E9A."""
+    with pytest.raises(UnsupportedPatternError):
+        read(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"[a\^]", "a^"),
+        (r"[^\^]", "\0\x01ab1\\"),
+        (r"[\\1]", r"\1"),
+        (r"\\0", ""),
+        (r"[\0a]", "\0a"),
+    ],
+)
+def test_escapes_that_both_read_alike_are_compiled(pattern, texts):
+    assert {char for char in "\0\x01ab^1\\" if full_match(pattern).accepts(char.encode())} == {
+        *texts
+    }
+
+
 @pytest.mark.parametrize("pattern", [r"\[]", r"[^\]a]x", "[[]", r"[\[\]]+", "[^[]", "[a[]"])
 def test_a_bracket_that_begins_no_class_is_compiled(pattern):
     for size in range(4):

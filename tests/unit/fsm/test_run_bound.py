@@ -11,7 +11,7 @@ import xgrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
 from sgl_vllm.fsm import run_bound
-from sgl_vllm.fsm.vllm.forced_tokens import has_short_runs
+from sgl_vllm.fsm.vllm.forced_tokens import MAX_RUN_BYTES, _has_short_runs, has_short_runs
 
 NO_TOKENS = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b"<eos>"])
 COMPILER = xgrammar.GrammarCompiler(NO_TOKENS, max_threads=1)
@@ -97,3 +97,9 @@ def test_which_formats_have_short_runs(
     kind: StructuredOutputOptions, spec: Any, is_short: bool
 ) -> None:
     assert has_short_runs(kind, spec if isinstance(spec, str) else json.dumps(spec)) is is_short
+
+
+def test_no_long_format_is_remembered() -> None:
+    num_kept = _has_short_runs.cache_info().currsize
+    assert not has_short_runs(JSON, json.dumps({"const": "x" * MAX_RUN_BYTES}))
+    assert _has_short_runs.cache_info().currsize == num_kept

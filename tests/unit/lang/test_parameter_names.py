@@ -125,3 +125,16 @@ def test_a_program_of_sglangs_language_may_have_any_parameter(made: Maker, name:
     assert program.run(**given, backend=NOTHING).text() == "x!"
     assert program.bind(**given).run(backend=NOTHING).text() == "x!"
     assert program.compile().run(**given, backend=NOTHING).text() == "x!"
+
+
+@pytest.mark.parametrize("name", ["stop", "max_new_tokens", "stream", "timeout_s", "backend"])
+def test_a_parameter_behind_an_option_of_run_is_given_in_other_ways(made: Maker, name: str) -> None:
+    program = sgl.function(made.program(name))
+    says = rf"has a parameter {name}, and run an option of that name: .* bind\({name}=\.\.\.\)"
+    given: dict[str, Any] = {"backend": NOTHING, name: "x"}
+    with pytest.raises(TypeError, match=says):
+        program.run(**given)
+    with pytest.raises(TypeError, match=says):
+        asyncio.run(program.run_async(**given))
+    assert program.run("x", backend=NOTHING).text() == "x!"
+    assert program.bind(**{name: "x"}).run(backend=NOTHING).text() == "x!"

@@ -54,6 +54,13 @@ def refusal(body: Any) -> tuple[int, str]:
             f"each continuation must be {NOT_A_PROMPT}",
         ),
         ({"prompt": A, "continuations": [AB] * 1025}, "1,025 continuations; at most 1,024 are"),
+        *(
+            (
+                {"prompt": chat(user(part)), "continuations": [chat(user(part))]},
+                "the content of a message must be a string or a list of texts",
+            )
+            for part in ([5], [None], [["a"]], ["a", {"type": "text", "text": "b"}, 7])
+        ),
         ({"prompt": A, "continuations": [AB], "wram": 1}, "unknown key 'wram'; did you mean warm?"),
         ({"prompt": A, "continuations": [AB], "x\n" * 999: 1}, r"unknown key 'x\nx\n"),
         ({"prompt": A, "continuations": [AB], "warm": "yes"}, "warm must be true or false"),
