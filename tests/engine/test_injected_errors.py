@@ -173,6 +173,7 @@ def raising_at(call: int) -> Callable[[Any], Any]:
     return make
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("setting", some_slow(SETTINGS, ["default"]))
 def test_an_error_in_any_method_ends_nothing_and_leaks_nothing(setting: str) -> None:
     rng = random.Random(1)
@@ -182,9 +183,7 @@ def test_an_error_in_any_method_ends_nothing_and_leaks_nothing(setting: str) -> 
         name = f"{target[0].__name__}.{target[1]}"
         if name in TRUSTED:
             continue
-        for call in sorted(
-            {rng.randint(1, number), *((1, number) if setting != "default" else ())}
-        ):
+        for call in sorted({1, rng.randint(1, number)}):
             subject = machine(setting)
             try:
                 with replaced(target, raising_at(call)):
