@@ -477,7 +477,7 @@ def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> d
 
 
 def _value_of(text: str) -> Any:
-    """A value as JSON, as Python spells it, or else as a string."""
+    """The value of text in JSON, or of Python's `True` and `False`; other text is a string."""
     try:
         return json.loads(text.lower() if text in ("True", "False") else text)
     except (ValueError, RecursionError):

@@ -23,8 +23,8 @@ MAX_WORD_BYTES = 2_000
 """Of all words and excluded words of one text together."""
 
 MAX_TABLE_BYTES = 32 << 20
-"""What the automata of one text may take: each word has its own, with a state for each byte of all
-words."""
+"""What the automata of one text, or of all parts of one tag, may take. In a text, each word has its
+own, with a state for each byte of all words."""
 
 _MAX_KEPT_BYTES = 256 << 10
 _MAX_KEPT = 64

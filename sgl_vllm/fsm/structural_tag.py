@@ -24,13 +24,11 @@ from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
-from sgl_vllm.fsm.free_text import begins_in, free_text
+from sgl_vllm.fsm.free_text import MAX_TABLE_BYTES, begins_in, free_text
 from sgl_vllm.fsm.regex import of_pattern
 
 MAX_FORMATS = 2_000
 MAX_REPETITIONS = 100
-MAX_TABLE_BYTES = 32 << 20
-"""Of all patterns and grammars of a tag."""
 
 MAX_S = 5.0
 """A tag whose parts take longer together is left to another backend. Each part has limits of its

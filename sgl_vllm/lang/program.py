@@ -98,9 +98,10 @@ class Program(ABC, Generic[P, R]):
             instead = did_you_mean(wrong, (*self.arg_names, *options), f"; it takes {takes}")
             raise TypeError(f"{_shown(self.func)} {error}{instead}") from None
 
-    def _check_hidden(self, args: Sequence[Any], names: Mapping[str, Any]) -> None:
-        """TypeError for a parameter without a value that has the name of an option: a keyword of
-        that name is the option."""
+    def _check_call(self, args: Sequence[Any], names: Mapping[str, Any]) -> None:
+        """TypeError as by `_check_names`, and if a parameter without a value has the name of an
+        option of `run`: a keyword of that name sets the option."""
+        self._check_names(names, _RUN_OPTIONS)
         takes = self._signature.parameters
         given = {*list(takes)[: len(args) + 1], *names, *self.bound}
         for name in self.arg_names:
@@ -220,8 +221,7 @@ class Program(ABC, Generic[P, R]):
         although a plain function is interrupted only where it reads its prompt. `use_thread` is
         accepted for SGLang's programs and ignored.
         """
-        self._check_names(kwargs, _RUN_OPTIONS)
-        self._check_hidden(args, kwargs)
+        self._check_call(args, kwargs)
         sampling = self._run_defaults(
             max_new_tokens=max_new_tokens,
             stop=stop,
@@ -275,8 +275,7 @@ class Program(ABC, Generic[P, R]):
         the requests in flight.
         """
         sampling, kwargs = _split(kwargs)
-        self._check_names(kwargs, _RUN_OPTIONS)
-        self._check_hidden(args, kwargs)
+        self._check_call(args, kwargs)
         options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return await self._run_async(options, args, kwargs)
 

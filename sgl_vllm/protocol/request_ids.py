@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 MAX_ID_CHARS = 512
-"""The longest request id in an engine, with what vLLM adds to what the client has sent. Engines
-keep ids after their requests have ended."""
+"""The longest request id in an engine, including what vLLM adds to the client's. Engines keep ids
+after their requests have ended."""
 
 _NUMBER_OF_OUTPUT = re.compile(r"^\d+_")
 _NUMBERS = re.compile(r"(-\d+)?(-[0-9a-f]{8})?")

@@ -26,7 +26,7 @@ def answers(command_lines: Sequence[Sequence[str]], folder: Path) -> list[tuple[
     ended = subprocess.run(
         [sys.executable, "-m", "tests.unit.commands.as_client", json.dumps(command_lines)],
         cwd=folder,
-        # Benchmarks run one after the other in this process, where some import others.
+        # Benchmarks run one after another in one process, and some import others: runpy would warn.
         env={"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONWARNINGS": "ignore::RuntimeWarning"},
         capture_output=True,
         text=True,

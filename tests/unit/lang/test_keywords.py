@@ -35,7 +35,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 CALLS: list[tuple[str, Callable[..., Any], str, str]] = [
-    # What is called, how, the option as it is misspelled, and as it is.
+    # What is called, how, the misspelled option, and the right one.
     ("gen", lambda **o: sgl.gen("a", **o), "temprature", "temperature"),
     ("gen", lambda **o: sgl.gen("a", **o), "max_new_tokens", "max_tokens"),
     ("gen", lambda **o: sgl.gen("a", **o), "json_shema", "json_schema"),
