@@ -82,7 +82,8 @@ def test_an_example_runs_on_the_demo_model(server, name: str) -> None:
 
 def test_speculation_saves_calls_and_changes_no_answer(server) -> None:
     """How many calls it saves depends on the text that the model writes past an answer, which
-    differs between processors."""
+    differs between processors. A call is asked again if its end came among several tokens at
+    once, as they do from a busy server: tests/unit/lang counts these exactly."""
     finished = run_example("api_speculation", server.url)
     one_by_one, speculating = re.findall(
         r"(\w+ \w+ \w+ \w+)\n +(\d+) calls, (\d+) prompt tokens,\n +saved (\d+) calls, (\d+)",
@@ -94,7 +95,8 @@ def test_speculation_saves_calls_and_changes_no_answer(server) -> None:
     assert same_answers == answers
     calls_left, tokens_left, saved_calls, saved_tokens = map(int, other_costs)
     assert saved_calls > 0
-    assert (calls_left + saved_calls, tokens_left + saved_tokens) == (calls, tokens)
+    assert calls_left + saved_calls >= calls
+    assert tokens_left + saved_tokens >= tokens
 
 
 @pytest.mark.parametrize("name", NEEDS_VISION)
