@@ -4,14 +4,12 @@
     python -m benchmarks.simulate --trace conversation_trace.jsonl --requests 2000 --scale 1/4 \\
         --cache-fraction 0.2 --load 0.8 --json result.json
     python -m benchmarks.simulate --trace chat --policy lpm,fcfs --cache-fraction 0.1,0.3,1 \\
-        --load 0.5,1 --jobs 2 --plot policies.svg
+        --load 0.5,1 --jobs 2
     python -m benchmarks.simulate --trace agent_sessions --scale 1/16 --cache-fraction 0.2,0.4 \\
         --load 0.8,1.1 --slowdown
-    python -m benchmarks.simulate --trace long_chat --workers 1,4,16 --cache-fraction 0.5 --load 0.8
 
 Owns the command line: what is run, and where the results go. The runs are `simulate_grid`'s, the
-tables and the JSON `simulate_report`'s, the picture `simulate_plot`'s, the traces `traces`'. With
-`--workers`, all but the command line is `fleet_study`'s.
+tables and the JSON `simulate_report`'s, the traces `traces`'.
 """
 
 from __future__ import annotations
@@ -28,14 +26,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import session_model, simulate_plot, traces
+from benchmarks import session_model, traces
 from benchmarks.comparison import ARMS, Combination, Comparison
 from benchmarks.cost_model import CostModel
-from benchmarks.fleet import FleetRun
-from benchmarks.fleet_policies import POLICIES
-from benchmarks.fleet_study import Study
 from benchmarks.simulate_grid import Run, run_all, silence_vllm
-from benchmarks.simulate_report import as_document, given, grid_table, table
+from benchmarks.simulate_report import as_document, grid_table, table
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
 from tools.engine_harness.settings import STOCK, EngineSettings
@@ -54,11 +49,6 @@ docs/simulator.md.
 
 --policy, --load and the cache's size take several values each, with commas between. All of them are
 combined, stock is run once for each size and load, and the table has a row for each combination.
-
---workers N[,N...] compares policies of a router before N workers instead, each a light model of an
-engine with stock vLLM's cache and a cache of the size asked for. N copies of the trace arrive, so
-the load per worker is the same for every N; it takes one --load and one cache size. See
-docs/routing.md.
 """
 
 
@@ -143,20 +133,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="count programs that waited longer for one admission (default: 10)",
     )
-    add = parser.add_argument_group("many workers").add_argument
-    add(
-        "--workers",
-        type=_several(_positive),
-        metavar="N[,N...]",
-        help="compare policies of a router before so many workers",
-    )
-    add(
-        "--routing",
-        type=_several(str),
-        default=tuple(POLICIES),
-        metavar="P[,P...]",
-        help=f"of {', '.join(POLICIES)} (default: all)",
-    )
     cost = parser.add_argument_group("the cost model, in seconds")
     cost.add_argument(
         "--cost-model",
@@ -172,13 +148,6 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw hit rate and TTFT p99 by cache size and policy, or with --workers by their "
-        "number (.png or .svg)",
-    )
     parser.add_argument(
         "--jobs", type=_positive, default=1, metavar="N", help="processes (default: 1)"
     )
@@ -199,8 +168,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OptionError, OSError, ValueError) as error:
         parser.error(str(error))
     reuse = traces.reuse(trace)
-    if arguments.workers is not None:
-        return compare_routing(arguments, options, cost, trace, reuse)
     concurrency = arguments.concurrency
     if concurrency is None and arguments.load is None and not trace.is_timed:
         concurrency = DEFAULT_CONCURRENCY
@@ -252,8 +219,6 @@ def main(words: Sequence[str] | None = None) -> int:
         documents = [as_document(vars(arguments), trace, cost, one) for one in comparisons]
         document = {"runs": documents} if is_grid else documents[0]
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
-    if arguments.plot is not None:
-        simulate_plot.draw(trace.name, comparisons, arguments.plot)
     return 0
 
 
@@ -262,43 +227,6 @@ def alone(trace: Trace, reuse: Reuse, settings: EngineSettings, cost: CostModel)
     num_blocks = -(-reuse.working_set_tokens // settings.block_size) + 2 * trace.num_calls
     roomy = dataclasses.replace(settings, num_blocks=num_blocks, plugin={})
     return Run(STOCK, roomy, cost, concurrency=1)
-
-
-def compare_routing(
-    arguments: argparse.Namespace, options: Options, cost: CostModel, trace: Trace, reuse: Reuse
-) -> int:
-    """The command with --workers."""
-    (combination,) = combinations(arguments, options)
-    settings = make_settings(arguments, combination, options, trace, reuse)
-    settings = dataclasses.replace(settings, plugin={}, async_scheduling=False)
-    span_s = offered_s(combination, trace, reuse, cost, settings)
-    assert span_s is not None
-    runs = [
-        FleetRun(policy, num_workers, settings, cost, span_s, arguments.seed)
-        for num_workers in arguments.workers
-        for policy in arguments.routing
-    ]
-    num_calls = trace.num_calls * sum(run.num_workers for run in runs)
-    with tqdm(total=num_calls, unit="call", delay=2, leave=False, disable=None) as bar:
-        # The longest first, so that none of the processes is left with one at the end.
-        in_order = sorted(runs, key=lambda run: -run.num_workers)
-        results = run_all(trace, in_order, arguments.jobs, bar.update)
-    found = {(one.num_workers, one.policy): one for one in results}
-    study = Study(
-        trace,
-        reuse,
-        settings,
-        cost,
-        span_s,
-        [found[run.num_workers, run.policy] for run in runs],
-    )
-    print(study.table())
-    if arguments.json is not None:
-        document = study.as_document(given(vars(arguments)))
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
-    if arguments.plot is not None:
-        study.draw(arguments.plot)
-    return 0
 
 
 def _positive(text: str) -> int:
@@ -331,27 +259,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError("--policy is the plugin's: it has no meaning with --scheduler stock")
     if len(arguments.policy or ()) > 1 and "schedule" in arguments.off:
         raise ValueError("with --off schedule, every --policy is vLLM's own: give none")
-    if arguments.workers is not None:
-        check_routing(arguments)
-    if arguments.plot is not None:
-        simulate_plot.check(arguments.plot)
-    for file in (arguments.json, arguments.plot):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder {file.absolute().parent} to write {file} to")
-
-
-def check_routing(arguments: argparse.Namespace) -> None:
-    """As `check`, with --workers."""
-    if unknown := [name for name in arguments.routing if name not in POLICIES]:
-        raise ValueError(f"--routing has no {unknown[0]!r}; choose from {', '.join(POLICIES)}")
-    if len(arguments.load or ()) != 1:
-        raise ValueError("--workers needs one --load: how much each worker is offered")
-    if len(arguments.cache_tokens or arguments.cache_fraction) != 1:
-        raise ValueError("--workers takes one cache size: each worker's")
-    for name in ("scheduler", "policy", "off", "plugin_config", "check_kv", "slowdown"):
-        if getattr(arguments, name):
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} has no meaning with --workers, whose engines are modelled")
+    if (file := arguments.json) is not None and not file.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {file.absolute().parent} to write {file} to")
 
 
 def combinations(arguments: argparse.Namespace, options: Options) -> list[Combination]:

@@ -13,8 +13,6 @@ import torch
 from transformers import AutoConfig
 from vllm.sampling_params import StructuredOutputsParams
 
-from benchmarks import approximate as benchmark
-from benchmarks.approximate import Bench, RecallSizes, Sizes
 from sgl_vllm.approximate import chunk_rows
 from sgl_vllm.approximate.chunk_rows import Room
 from sgl_vllm.approximate.copies import TurnedCopier
@@ -34,14 +32,9 @@ from tests.engine.approximate_prompts import (
 )
 from tests.engine.engine import Engine, greedy, tokens_of
 from tests.engine.window_models import random_model, save
-from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
-from tools.demo_model.training import TrainingPlan
-from tools.train_recall_model import build
 
 A, B, C, D = (document(number) for number in range(4))
 NAMESPACE = CacheNamespace(None, None)
-SOME_CASES = [("first", 0.0), ("first", 0.3), ("first", 1.0), ("deviating", 0.3)]
-"""Of the benchmark's."""
 PLUGIN = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
 
 
@@ -495,35 +488,6 @@ def test_layers_without_known_positions_are_refused(start, tmp_path) -> None:
 def test_a_device_that_copies_something_else_is_refused(start, monkeypatch) -> None:
     monkeypatch.setattr(TurnedCopier, "copy", lambda self, copies: None)
     assert start(plugin=PLUGIN).scheduler.parts.approximate is None
-
-
-def test_the_benchmark_measures_what_the_shares_compute(start, request, monkeypatch) -> None:
-    if chosen(request.config) != VLLMS_CHOICE_ON_A_CPU:
-        pytest.skip("it starts an engine of its own")
-    start().stop()  # one engine at a time
-    monkeypatch.setattr(benchmark, "CASES", SOME_CASES)
-    with Bench("demo", Sizes(segment_tokens=64, prompts=1, rounds=1, positions=2)) as bench:
-        rows = bench.rows(with_quality=True)
-    none, some, whole, deviating = rows
-    assert none.computed < 0.1 < some.computed < 0.9 < whole.computed
-    assert none.computed < deviating.computed < 0.9
-    assert whole.agreement == 1 and whole.kl is not None and abs(whole.kl) < 0.01
-
-
-def test_the_benchmark_asks_about_notes(start, request, tmp_path, monkeypatch) -> None:
-    """A model that has hardly been trained: what is computed as a whole is the exact answer."""
-    if chosen(request.config) != VLLMS_CHOICE_ON_A_CPU:
-        pytest.skip("it starts an engine of its own")
-    start().stop()
-    monkeypatch.setattr(benchmark, "CASES", SOME_CASES)
-    plan = TrainingPlan(steps=2, tokens_per_step=216, row_lengths=((72, 1.0),))
-    build(tmp_path, plan, seed=0, num_workers=1)
-    with Bench(str(tmp_path), Sizes(64, prompts=2, rounds=1, positions=0)) as bench:
-        rows = bench.recall_rows(RecallSizes(prompts=2, questions=3, notes_per_segment=5))
-    assert [(row.choice, row.share) for row in rows] == SOME_CASES
-    whole = rows[2]
-    assert whole.agreement == 1 and whole.kl is not None and abs(whole.kl) < 0.01
-    assert all(row.right is not None and 0 <= row.right < 0.9 for row in rows)
 
 
 # -- inside

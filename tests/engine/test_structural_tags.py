@@ -20,7 +20,6 @@ from vllm.tool_parsers import structural_tag_registry
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 from xgrammar.testing import _is_grammar_accept_string as is_grammar_accept_string
 
-from benchmarks import tool_tags
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import UnsupportedTagError
@@ -28,6 +27,7 @@ from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from tests import tool_tags
 from tests.effort import requests
 from tests.engine.test_fsm_like_stock import backend, bits, walk_beside_stock
 
@@ -299,19 +299,6 @@ def test_the_masks_along_calls_are_those_of_stock(model: str, ours: SglBackend) 
         texts = [tool_tags.written(form["format"], random.Random(seed)) for seed in range(4)]
         followed = [follow_beside_stock(ours, json.dumps(form), text) for text in texts]
         assert all(followed) if strict and choice == "required" else any(followed)
-
-
-def test_the_benchmark_of_tool_calls(
-    tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")  # the command sets it for its process
-    file = tmp_path / "tags.json"
-    words = ["--quick", "--models", "qwen_3_coder", "--tokenizer", str(MODEL_PATH)]
-    assert tool_tags.main([*words, "--json", str(file)]) == 0
-    assert "qwen_3_coder" in capsys.readouterr().out
-    (result,) = json.loads(file.read_text())
-    assert result["by_automata"] and result["rows"] > 50 and not result["different_rows"]
-    assert 0.3 < result["forced"] < 1
 
 
 # -- free text, by brute force

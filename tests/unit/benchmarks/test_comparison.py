@@ -1,14 +1,12 @@
-"""Two runs beside each other: numbers, tables, JSON and picture, from results made by hand."""
+"""Two runs beside each other: numbers, tables and JSON, from results made by hand."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import simulate_plot
 from benchmarks.comparison import Combination, Comparison, Result
 from benchmarks.cost_model import CostModel
 from benchmarks.simulate_report import as_document, grid_table, table
@@ -189,41 +187,3 @@ def test_a_document_of_the_grid_names_its_own_combination() -> None:
     }
     assert document["ratio"]["ttft_p99_s"] == pytest.approx(2.0)
     json.dumps(document)
-
-
-@pytest.mark.parametrize(
-    ("arms", "suffix"),
-    [*(((), suffix) for suffix in simulate_plot.SUFFIXES), ((STOCK,), ".svg"), ((SGL,), ".svg")],
-)
-def test_a_picture_is_drawn_whatever_was_run(
-    arms: tuple[str, ...], suffix: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    grid = [
-        comparison(*arms, policy=policy, cache_fraction=fraction, load=load)
-        for load in (0.5, 1.0)
-        for fraction in (0.1, 1.0)
-        for policy in ("lpm", "random")
-    ]
-    first, second = (tmp_path / f"{name}{suffix}" for name in "ab")
-    for file in (first, second):
-        simulate_plot.draw("by hand", grid, file)
-    assert first.read_bytes() == second.read_bytes()
-    if suffix == ".svg":
-        text = first.read_text()
-        assert ("stock vLLM" in text) == (SGL not in arms)
-        assert ("plugin, random" in text) == (STOCK not in arms)
-        assert "best possible" in text
-
-
-def test_a_picture_of_another_kind_is_refused_before_anything_is_run() -> None:
-    with pytest.raises(ValueError, match=r"\.png or \.svg"):
-        simulate_plot.check(Path("picture.gif"))
-
-
-def test_without_matplotlib_the_message_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("benchmarks.drawing.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install matplotlib"):
-        simulate_plot.check(Path("picture.svg"))
