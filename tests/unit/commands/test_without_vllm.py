@@ -59,7 +59,7 @@ def test_the_help_of_every_benchmark_can_be_read(tmp_path: Path) -> None:
         (["demo"], 1),
         (["bench", "ab", "tight_cache"], 1),
         (["bench", "kernels"], 1),
-        (["bench", "overhead", "--rounds", "1"], 1),
+        (["bench", "calibrate"], 1),
     ],
 )
 def test_what_needs_vllm_says_so_in_one_line_and_writes_nothing(
@@ -84,7 +84,7 @@ def test_what_needs_no_vllm_works(tmp_path: Path) -> None:
         ("examples", "classify.py"): (0, "sgl.select"),
         ("lint-prompts", "requests.jsonl"): (1, "A timestamp that changes"),
         ("migrate", "old.py"): (0, "+import sgl_vllm.sglang as sgl"),
-        ("bench",): (0, "overhead"),
+        ("bench",): (0, "calibrate"),
     }
     for (words, (status, says)), answer in zip(
         works.items(), answers([*works], tmp_path), strict=True
