@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rich.table import Table
 
-from benchmarks.comparison import ratio
 from sgl_vllm.server_process import Counters
+from tools.engine_harness.settings import SGL, STOCK
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,9 +24,21 @@ Figures = TypeVar("Figures", bound="DataclassInstance")
 FiguresOfRound = TypeVar("FiguresOfRound", bound="DataclassInstance", covariant=True)
 Ratios = TypeVar("Ratios")
 
+ARMS = (STOCK, SGL)
+
 Row = tuple[str, str, str, int]
 """What a table shows: the figure, the words, the format, and which way is better: 1 if more is, -1
 if less is, 0 if it is only said."""
+
+
+def ratio(stock: float, sgl: float, better: int) -> float | None:
+    """How much better the plugin is, above 1; None where there is nothing to divide.
+
+    Args:
+        better: 1 if more is better, -1 if less is, 0 if neither.
+    """
+    over, under = (sgl, stock) if better > 0 else (stock, sgl)
+    return over / under if better and under else None
 
 
 class Round(Protocol[FiguresOfRound]):

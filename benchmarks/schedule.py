@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from benchmarks.comparison import ARMS
+from benchmarks.medians import ARMS
 from benchmarks.simulate_grid import silence_vllm
 from tools.engine_harness.settings import EngineSettings
 

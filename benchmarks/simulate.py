@@ -9,7 +9,7 @@
         --load 0.8,1.1 --slowdown
 
 Owns the command line: what is run, and where the results go. The runs are `simulate_grid`'s, the
-tables and the JSON `simulate_report`'s, the traces `traces`'.
+tables and the JSON `comparison`'s, the traces `traces`'.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks import session_model, traces
-from benchmarks.comparison import ARMS, Combination, Comparison
+from benchmarks.command import check_folders, positive
+from benchmarks.comparison import Combination, Comparison, as_document, grid_table, table
 from benchmarks.cost_model import CostModel
-from benchmarks.simulate_grid import Run, run_all, silence_vllm
-from benchmarks.simulate_report import as_document, grid_table, table
+from benchmarks.medians import ARMS
+from benchmarks.simulate_grid import Run, run_all
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
 from tools.engine_harness.settings import STOCK, EngineSettings
@@ -66,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE|NAME",
         help=f"a file in Mooncake's format, or programs to generate: {', '.join(GENERATED)}",
     )
-    add("--requests", type=_positive, metavar="N", help="so many calls (default: the file; 1000)")
+    add("--requests", type=positive, metavar="N", help="so many calls (default: the file; 1000)")
     add(
         "--scale",
         type=Fraction,
@@ -83,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     rate(
         "--concurrency",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"programs at a time (default: {DEFAULT_CONCURRENCY})",
     )
@@ -91,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     size = engine.add_mutually_exclusive_group(required=True).add_argument
     size(
         "--cache-tokens",
-        type=_several(_positive),
+        type=_several(positive),
         metavar="N[,N...]",
         help="room for so many tokens",
     )
@@ -102,9 +101,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="room for this part of the working set",
     )
     add = engine.add_argument
-    add("--block-size", type=_positive, default=16, metavar="B", help="tokens (default: 16)")
-    add("--max-num-seqs", type=_positive, default=256, help="default: 256")
-    add("--max-num-batched-tokens", type=_positive, default=8192, help="default: 8192")
+    add("--block-size", type=positive, default=16, metavar="B", help="tokens (default: 16)")
+    add("--max-num-seqs", type=positive, default=256, help="default: 256")
+    add("--max-num-batched-tokens", type=positive, default=8192, help="default: 8192")
     add("--no-async-scheduling", action="store_true", help="schedule only after the last pass")
     add = parser.add_argument_group("what is compared").add_argument
     add("--scheduler", choices=ARMS, help="only this one (default: both and their ratio)")
@@ -149,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
         cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     parser.add_argument(
-        "--jobs", type=_positive, default=1, metavar="N", help="processes (default: 1)"
+        "--jobs", type=positive, default=1, metavar="N", help="processes (default: 1)"
     )
     parser.add_argument(
         "--check-kv", action="store_true", help="fail if a pass would read another token's KV"
@@ -171,8 +170,6 @@ def main(words: Sequence[str] | None = None) -> int:
     concurrency = arguments.concurrency
     if concurrency is None and arguments.load is None and not trace.is_timed:
         concurrency = DEFAULT_CONCURRENCY
-    silence_vllm()
-
     # Stock has no policy: its runs are shared by the combinations that differ only in that.
     runs: list[Run] = []
     plans: list[tuple[Combination, EngineSettings, dict[str, int]]] = []  # arm: index in `runs`
@@ -184,7 +181,11 @@ def main(words: Sequence[str] | None = None) -> int:
                 arm=arm,
                 settings=dataclasses.replace(settings, plugin={}) if arm == STOCK else settings,
                 cost=cost,
-                span_s=offered_s(combination, trace, reuse, cost, settings),
+                span_s=(
+                    None
+                    if combination.load is None
+                    else least_time_s(trace, reuse, cost, settings) / combination.load
+                ),
                 seed=arguments.seed,
                 concurrency=concurrency,
                 check_kv=arguments.check_kv,
@@ -197,10 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.slowdown:
         runs.append(alone(trace, reuse, settings, cost))
 
-    with tqdm(
-        total=trace.num_calls * len(runs), unit="call", delay=2, leave=False, disable=None
-    ) as bar:
-        results = run_all(trace, runs, arguments.jobs, bar.update)
+    results = run_all(trace, runs, arguments.jobs)
     comparisons = [
         Comparison(
             combination,
@@ -229,12 +227,6 @@ def alone(trace: Trace, reuse: Reuse, settings: EngineSettings, cost: CostModel)
     return Run(STOCK, roomy, cost, concurrency=1)
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
-
-
 def _above_zero(text: str) -> float:
     if not (number := float(text)) > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -259,8 +251,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError("--policy is the plugin's: it has no meaning with --scheduler stock")
     if len(arguments.policy or ()) > 1 and "schedule" in arguments.off:
         raise ValueError("with --off schedule, every --policy is vLLM's own: give none")
-    if (file := arguments.json) is not None and not file.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {file.absolute().parent} to write {file} to")
+    check_folders(json=arguments.json, data=None)
 
 
 def combinations(arguments: argparse.Namespace, options: Options) -> list[Combination]:
@@ -305,15 +296,6 @@ def make_settings(
         async_scheduling=not arguments.no_async_scheduling,
         plugin=policy.to_mapping(),
     )
-
-
-def offered_s(
-    combination: Combination, trace: Trace, reuse: Reuse, cost: CostModel, settings: EngineSettings
-) -> float | None:
-    """Over how many seconds the trace arrives; None if the load does not say."""
-    if combination.load is None:
-        return None
-    return least_time_s(trace, reuse, cost, settings) / combination.load
 
 
 def cost_model(arguments: argparse.Namespace) -> CostModel:

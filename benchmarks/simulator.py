@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,8 +27,9 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from benchmarks.comparison import Result, percentile
+from benchmarks.comparison import Result
 from benchmarks.cost_model import Batch, CostModel
+from benchmarks.medians import percentile
 from benchmarks.traces import Call, Trace
 from sgl_vllm.protocol.request_keys import ENDS, PROGRAM
 from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
@@ -145,13 +146,11 @@ class Simulation:
         check_kv: bool = False,
         sends_hints: bool = False,
         abort_share: float = 0.0,
-        on_call_done: Callable[[], object] = lambda: None,
     ) -> None:
         if concurrency is None and not trace.is_timed:
             raise ValueError("without a concurrency, every program needs an arrival time")
         self._trace = trace
         self._cost = cost
-        self._on_call_done = on_call_done
         self._clock = Clock()
         self.scheduler = make_scheduler(arm, settings)
         self._block_hasher = make_block_hasher(self.scheduler)
@@ -326,7 +325,6 @@ class Simulation:
         """Send what waited for this call, and with a limited concurrency the next program."""
         program, index = map(int, request_id.split("."))
         self._served[request_id].ended_s = self._clock.now_s
-        self._on_call_done()
         for other, call in enumerate(self._trace.programs[program].calls):
             if index in call.after:
                 self._num_awaited[program][other] -= 1
@@ -357,11 +355,7 @@ class Simulation:
 
     def _result(self) -> Result:
         served = list(self._served.values())
-        ttfts_s = {
-            request_id: (one.first_token_s or 0.0) - one.arrival_s
-            for request_id, one in self._served.items()
-        }
-        ttfts = sorted(ttfts_s.values())
+        ttfts = [(one.first_token_s or 0.0) - one.arrival_s for one in served]
         prompt_tokens = sum(len(one.call.prompt) for one in served)
         cached_tokens = sum(one.cached_tokens for one in served)
         span_s = self._clock.now_s - min(one.arrival_s for one in served)
@@ -374,9 +368,9 @@ class Simulation:
         return Result(
             hit_rate=cached_tokens / prompt_tokens,
             ttft_mean_s=sum(ttfts) / len(ttfts),
-            ttft_p50_s=percentile(ttfts, 0.5),
-            ttft_p99_s=percentile(ttfts, 0.99),
-            ttft_p999_s=percentile(ttfts, 0.999),
+            ttft_p50_s=percentile(ttfts, 50),
+            ttft_p99_s=percentile(ttfts, 99),
+            ttft_p999_s=percentile(ttfts, 99.9),
             max_wait_s=max(waits_s.values(), default=0.0),
             max_passes=_max_passes(served),
             computed_prompt_tokens=self._num_computed,
@@ -390,7 +384,6 @@ class Simulation:
             step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
             parts=self.scheduler.sgl_vllm.stats().parts if is_plugin else {},
             waits_s=waits_s,
-            ttfts_s=ttfts_s,
             program_times_s=self._program_times_s(),
         )
 

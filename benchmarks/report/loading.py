@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.ab.result import Difference
 from benchmarks.ab.workloads import WORKLOADS
-from benchmarks.comparison import ARMS, ratio
+from benchmarks.medians import ARMS, ratio
 
 SERVE = "vllm bench serve"
 MANY_MORE_TOKENS = 0.1

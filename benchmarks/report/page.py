@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.comparison import ARMS
+from benchmarks.medians import ARMS
 from benchmarks.report import plots, tables
 from benchmarks.report.loading import Result, Results, Verdict
 from benchmarks.report.plots import Plot

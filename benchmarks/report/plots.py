@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.comparison import ARMS
 from benchmarks.drawing import STYLE
+from benchmarks.medians import ARMS
 from benchmarks.report.loading import Result, Verdict
 from benchmarks.report.tables import count, percent, span, times
 

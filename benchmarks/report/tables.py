@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.ab.result import ROWS
-from benchmarks.comparison import ARMS
+from benchmarks.medians import ARMS
 from benchmarks.report.loading import Dataset, ReportError, Result, Results, Spread, Verdict
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"

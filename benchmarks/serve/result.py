@@ -14,8 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.comparison import ratio
-from benchmarks.medians import ByTurns, Row, counted, figures_table
+from benchmarks.medians import ByTurns, Row, counted, figures_table, ratio
 from sgl_vllm.server_process import Counters
 
 MS_PER_S = 1000.0

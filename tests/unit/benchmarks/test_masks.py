@@ -20,7 +20,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import masks
-from benchmarks.masks import Asker, Case, Report, Times, Verdict, Walk, show_by_keyword
+from benchmarks.mask_verdicts import Asker, Case, Times, Verdict, Walk, cases_of, evenly
+from benchmarks.masks import Report, show_by_keyword
 from benchmarks.schemas import Instance, Schema
 
 
@@ -190,10 +191,10 @@ def test_the_next_schema_waits_for_a_compilation_that_goes_on() -> None:
 
     one = Asker(GivesUp(), END, 20.0)
     assert one.ask(case("sleep")).kind == "refused"
-    (thread,) = one.abandoned
-    assert thread.is_alive()
+    threads = one.abandoned
+    assert any(thread.is_alive() for thread in threads)
     assert one.ask(case('"a"', valid=("a",))).right
-    assert not thread.is_alive()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_what_takes_too_long_token_by_token_is_given_up() -> None:
@@ -209,14 +210,14 @@ def test_a_token_over_which_mask_and_accept_disagree_is_counted() -> None:
 
 def test_cases_are_chosen_evenly() -> None:
     cases = [replace(case('"a"'), name=str(number)) for number in range(10)]
-    assert [one.name for one in masks.evenly(cases, 4)] == ["0", "2", "5", "7"]
-    assert masks.evenly(cases, 40) == cases
-    assert masks.evenly([], 4) == []
+    assert [one.name for one in evenly(cases, 4)] == ["0", "2", "5", "7"]
+    assert evenly(cases, 40) == cases
+    assert evenly([], 4) == []
 
 
 def test_instances_are_given_in_tokens() -> None:
     schema = Schema("one", "{}", (Instance("ab", True), Instance("c", False)))
-    (made,) = masks.cases_of([schema], lambda text: [ord(letter) for letter in text])
+    (made,) = cases_of([schema], lambda text: [ord(letter) for letter in text])
     assert made.walks == (Walk((97, 98), True), Walk((99,), False))
 
 
@@ -239,25 +240,15 @@ def shown(*reports: Report) -> str:
     return console.export_text()
 
 
-def test_the_table_says_which_is_best_in_each_line() -> None:
+def test_the_table_has_a_line_for_each_number() -> None:
     wrong = Verdict("a", valid_refused=[0], num_valid=1)
     text = shown(report("one", Verdict("a")), report("two", wrong, mask_ns=500))
     rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
-    assert rows["right"] == ["1", "0", "one"]
-    assert rows["with a valid instance refused"] == ["0", "1", "one"]
-    assert rows["mask, p50, µs"] == ["1.0", "0.5", "two"]
-    assert rows["compile, max, ms"] == ["1.000", "1.000"]  # nobody is better
+    assert rows["right"] == ["1", "0"]
+    assert rows["with a valid instance refused"] == ["0", "1"]
+    assert rows["mask, p50, µs"] == ["1.0", "0.5"]
+    assert rows["compile, max, µs"] == ["1,000", "1,000"]
     assert rows["accept, p50, µs"] == []  # nothing was accepted
-
-
-def test_a_backend_with_fewer_schemas_is_shown_and_never_best() -> None:
-    few = report("few", Verdict("a"), mask_ns=1)
-    reports = [report(name, Verdict("a"), Verdict("b")) for name in ("one", "two")]
-    text = shown(few, reports[0], replace(reports[1], setup_s=0.1))
-    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
-    assert rows["mask, p50, µs"] == ["0.0", "1.0", "1.0"]
-    assert rows["set-up, s"] == ["0.50", "0.50", "0.10", "two"]
-    assert 'Not all had the same schemas: "best" is of those with 2.' in text
 
 
 def test_a_suite_is_shown_by_keyword() -> None:
@@ -272,12 +263,6 @@ def test_a_suite_is_shown_by_keyword() -> None:
     show_by_keyword([first, second], console)
     _, *rows = [line.split() for line in console.export_text().splitlines()]
     assert rows == [["draft7/not", "2", "1", "(1)", "0"], ["draft7/enum", "1", "1", "1"]]
-
-
-def test_schemas_are_listed_where_backends_do_not_agree() -> None:
-    one = report("one", Verdict("a"), Verdict("b"), Verdict("c", refused="no"))
-    two = report("two", Verdict("a"), Verdict("b", refused="no"), Verdict("c", gave_up=True))
-    assert masks.differences([one, two]) == ["b: one right, two refused"]
 
 
 # -- the command
@@ -313,7 +298,7 @@ def test_the_command_measures_what_there_is_and_writes_all_of_it(
 ) -> None:
     file = tmp_path / "masks.json"
     sizes = ["--every", "2", "--limit", "5", "--outlines-limit", "2"]
-    assert masks.main([*sizes, "--details", "--json", str(file)]) == 0
+    assert masks.main([*sizes, "--json", str(file)]) == 0
     captured = capsys.readouterr()
     assert "without sgl: not written yet" in captured.err
     assert "mask, p50" in captured.out
@@ -359,10 +344,7 @@ def test_what_cannot_be_is_said(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_backend_without_its_package_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = masks.Source("nowhere", "Nothing", ("no_such_package",))
-    monkeypatch.setitem(masks.BACKENDS, "sgl", source)
-    assert masks.backend_class("sgl") == "no_such_package is not installed"
-    monkeypatch.setitem(masks.BACKENDS, "sgl", replace(source, packages=()))
+def test_a_backend_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(masks.BACKENDS, "sgl", ("nowhere", "Nothing", None))
     assert "nowhere" in str(masks.backend_class("sgl"))
     assert masks.backend_class("xgrammar").__name__ == "XgrammarBackend"  # type: ignore[union-attr]

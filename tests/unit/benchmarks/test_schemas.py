@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.schema_suite import DRAFT_7, load_suite
-from benchmarks.schemas import FILE, NUM_GENERATED, generated, is_plain, schemas
+from benchmarks.schemas import (
+    DRAFT_7,
+    FILE,
+    NUM_GENERATED,
+    generated,
+    is_plain,
+    load_suite,
+    schemas,
+)
 
 
 def write(folder: Path, *lines: str) -> Path:
