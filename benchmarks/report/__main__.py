@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.drawing import require_matplotlib
 from benchmarks.report import loading, page, tables
+from benchmarks.report.fields import ReportError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Path, str]:
-    """What is to be in which file; the page, which takes seconds, last."""
+    """What is to be in which file; the page last."""
     outputs: dict[Path, str] = {}
     if arguments.markdown:
         outputs[arguments.markdown] = tables.markdown(results, "--markdown FILE")
@@ -45,10 +45,9 @@ def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Pa
         try:
             table = tables.markdown(results, f"--readme {_from_here(arguments.readme)}")
             outputs[arguments.readme] = tables.into_readme(text, table)
-        except loading.ReportError as error:
-            raise loading.ReportError(f"{arguments.readme}: {error}") from error
+        except ReportError as error:
+            raise ReportError(f"{arguments.readme}: {error}") from error
     if arguments.html:
-        require_matplotlib("--html")
         outputs[arguments.html] = page.page(results)
     return outputs
 
@@ -73,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER_OR_FILE",
         help="JSON of benchmarks.ab or benchmarks.serve; of a folder, all *.json",
     )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="the page, with plots; needs matplotlib"
-    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page, with plots")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table alone")
     parser.add_argument(
         "--readme",

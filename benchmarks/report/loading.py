@@ -7,7 +7,7 @@ empty, and only what nothing could be said without is an error.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.ab.result import Difference
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.medians import ARMS, ratio
+from benchmarks.report.fields import Fields, ReportError, content_of
 
 SERVE = "vllm bench serve"
 MANY_MORE_TOKENS = 0.1
@@ -27,10 +28,6 @@ MANY_MORE_TOKENS = 0.1
 PLACEHOLDERS = {"data": "DIR", "stock_url": "URL", "sgl_url": "URL"}
 # Where the results went, and what is said otherwise.
 NOT_REPEATED = {"workload", "workloads", "json", "command"}
-
-
-class ReportError(ValueError):
-    """The report cannot be made; the message is one line for people."""
 
 
 class Verdict(StrEnum):
@@ -99,6 +96,9 @@ class Limits:
     prefill_tokens_s: float | None
     decode_tokens_s: float | None
     best_wall_s: float | None
+
+
+LIMITS = [one.name for one in dataclasses.fields(Limits) if one.name != "compute_bound"]
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ def load(places: Iterable[Path]) -> Results:
     for place in dict.fromkeys(places):
         in_folder = place.is_dir()
         for file in sorted(place.glob("*.json")) if in_folder else [place]:
-            content = _content_of(file)
-            fields = _Fields(content, str(file))
+            content = content_of(file)
+            fields = Fields(content, str(file))
             if content.get("benchmark") == SERVE:
                 datasets += _datasets(fields)
             elif "workload" in content and "arms" in content:
@@ -240,74 +240,7 @@ def load(places: Iterable[Path]) -> Results:
     return Results(tuple(_named(_in_order(results))), tuple(datasets), tuple(skipped))
 
 
-def _content_of(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError as error:  # no JSON, or no text
-        raise ReportError(f"{file} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"{file} is no result of benchmarks.ab: its JSON is no object")
-    return content
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """An object of a file's JSON; errors say where it is. What is missing or null is None."""
-
-    content: Mapping[str, Any]
-    where: str
-
-    def _get(self, key: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
-        value = self.content.get(key)
-        is_wrong_bool = isinstance(value, bool) and kinds is not bool
-        if value is not None and (is_wrong_bool or not isinstance(value, kinds)):
-            raise ReportError(f"{self.where}: {key} is no {wanted}")
-        return value
-
-    def number(self, key: str) -> float | None:
-        """Finite ones only."""
-        value = self._get(key, (int, float), "number")
-        return value if value is not None and math.isfinite(value) else None
-
-    def count(self, key: str) -> int:
-        """0 if there is none."""
-        return int(self.number(key) or 0)
-
-    def text(self, key: str) -> str:
-        return self._get(key, str, "text") or ""
-
-    def truth(self, key: str) -> bool | None:
-        return self._get(key, bool, "truth value")
-
-    def fields(self, key: str) -> _Fields:
-        return _Fields(self._get(key, dict, "object") or {}, f"{self.where}: {key}")
-
-    def list_of_fields(self, key: str) -> list[_Fields]:
-        found = self._get(key, list, "list") or []
-        if not all(isinstance(one, dict) for one in found):
-            raise ReportError(f"{self.where}: {key} is no list of objects")
-        return [_Fields(one, f"{self.where}: {key}[{i}]") for i, one in enumerate(found)]
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(str(one) for one in self._get(key, list, "list") or [])
-
-    def numbers(self) -> dict[str, float]:
-        """All that are finite numbers, by their names."""
-        return {
-            key: value
-            for key, value in self.content.items()
-            if isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-        }
-
-    def strings(self) -> dict[str, str]:
-        return {key: str(value) for key, value in self.content.items() if value is not None}
-
-
-def _result(fields: _Fields, file: Path) -> Result:
+def _result(fields: Fields, file: Path) -> Result:
     limits, same = fields.fields("limits"), fields.fields("same_output")
     first = fields.fields("first_tokens")
     arguments = fields.fields("arguments")
@@ -328,31 +261,19 @@ def _result(fields: _Fields, file: Path) -> Result:
         requests=fields.count("requests"),
         num_rounds=min(len(arm.rounds) for arm in arms.values()),
         quick=bool(arguments.truth("quick")),
-        concurrency=arguments.count("concurrency") or _usual_concurrency(fields.text("workload")),
+        concurrency=arguments.count("concurrency")
+        or getattr(WORKLOADS.get(workload), "concurrency", None),
         arms=arms,
         spreads=spreads,
         first_tokens=first.count("tokens"),
         spreads_of_first=_spreads(first),
         same_equal=same.count("equal"),
         same_compared=same.count("compared"),
-        differences=tuple(
-            Difference(
-                one.count("round_number"), one.count("item"), one.text("stock"), one.text("sgl")
-            )
-            for one in fields.list_of_fields("differences")
-        ),
+        differences=tuple(map(_difference, fields.list_of_fields("differences"))),
         gain=fields.text("gain"),
         limits=Limits(
-            unique_prompt_tokens=limits.number("unique_prompt_tokens"),
-            prompt_tokens=limits.number("prompt_tokens"),
-            output_tokens=limits.number("output_tokens"),
-            undecided_tokens=limits.number("undecided_tokens"),
-            sequences_at_once=limits.number("sequences_at_once"),
             compute_bound=limits.truth("compute_bound"),
-            best_hit_rate=limits.number("best_hit_rate"),
-            prefill_tokens_s=limits.number("prefill_tokens_s"),
-            decode_tokens_s=limits.number("decode_tokens_s"),
-            best_wall_s=limits.number("best_wall_s"),
+            **{name: limits.number(name) for name in LIMITS},
         ),
         near_limit=fields.fields("near_limit").numbers(),
         score=fields.fields("score").numbers(),
@@ -368,13 +289,19 @@ def _result(fields: _Fields, file: Path) -> Result:
     )
 
 
-def _model(fields: _Fields) -> str:
+def _difference(one: Fields) -> Difference:
+    return Difference(
+        one.count("round_number"), one.count("item"), one.text("stock"), one.text("sgl")
+    )
+
+
+def _model(fields: Fields) -> str:
     """Of a folder only its name: where it lies says nothing to others."""
     model = fields.text("model")
     return Path(model).name if _is_path(model) else model
 
 
-def _arm(arms: _Fields, name: str) -> Arm:
+def _arm(arms: Fields, name: str) -> Arm:
     if name not in arms.content:
         raise ReportError(f"{arms.where}: there is no arm {name!r}")
     fields = arms.fields(name)
@@ -382,7 +309,7 @@ def _arm(arms: _Fields, name: str) -> Arm:
     return Arm(fields.numbers(), rounds)
 
 
-def _spreads(fields: _Fields) -> dict[str, Spread]:
+def _spreads(fields: Fields) -> dict[str, Spread]:
     ratios = fields.fields("ratio").numbers()
     if wrong := [name for name, value in ratios.items() if value <= 0]:
         raise ReportError(f"{fields.where}: ratio.{wrong[0]} is not above 0")
@@ -393,14 +320,14 @@ def _spreads(fields: _Fields) -> dict[str, Spread]:
     }
 
 
-def _ablation(fields: _Fields) -> Ablation:
+def _ablation(fields: Fields) -> Ablation:
     throughput = fields.number("throughput")
     if throughput is None:
         raise ReportError(f"{fields.where}: there is no throughput")
     return Ablation(fields.text("title") or fields.text("name"), throughput)
 
 
-def _datasets(fields: _Fields) -> list[Dataset]:
+def _datasets(fields: Fields) -> list[Dataset]:
     return [
         Dataset(
             name=one.text("name"),
@@ -412,27 +339,20 @@ def _datasets(fields: _Fields) -> list[Dataset]:
     ]
 
 
-def _machine(fields: _Fields) -> str:
+def _machine(fields: Fields) -> str:
     """In words; "" if the file does not say."""
     cores, processor = fields.count("cores"), fields.text("processor")
-    words = [f"{cores} {'core' if cores == 1 else 'cores'}"] if cores else []
+    words = f"{cores} {'core' if cores == 1 else 'cores'}" if cores else ""
     if processor:
-        words.append(f"of {processor}" if cores else processor)
-    accelerator = fields.text("accelerator")
-    return " and ".join(filter(None, [" ".join(words), accelerator]))
-
-
-def _usual_concurrency(workload: str) -> int | None:
-    """Programs at a time where the command did not say; None of a workload that is not known."""
-    known = WORKLOADS.get(workload)
-    return None if known is None else known.concurrency
+        words = f"{words} of {processor}" if words else processor
+    return " and ".join(filter(None, [words, fields.text("accelerator")]))
 
 
 def command_of(workload: str, arguments: Mapping[str, Any]) -> str:
     """What repeats a measurement; folders and addresses of the machine are named, not shown."""
     words = ["python", "-m", "benchmarks.ab", workload]
     for name, value in arguments.items():
-        if name in NOT_REPEATED or value is None or value is False or value in ("", []):
+        if name in NOT_REPEATED or value in (None, False, "", []):
             continue
         option = f"--{name.replace('_', '-')}"
         if value is True:

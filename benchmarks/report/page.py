@@ -50,7 +50,7 @@ class Regression:
 
 
 def page(results: Results, home: str | None = None) -> str:
-    """The whole document. matplotlib is needed where there are results of benchmarks.ab.
+    """The whole document.
 
     Args:
         home: address of the documentation that the page is part of, for a link to it.

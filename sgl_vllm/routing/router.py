@@ -70,7 +70,7 @@ class PrefixRouter:
     recently (`capacity_tokens`, `max_age_s`).
 
     Cost: with 64 workers of 1M cached tokens each, a choice takes 40 to 50 us in the median, and
-    about 100 us for a prompt of 99,000 tokens (`benchmarks.routing`). Creating a router takes up to
+    about 100 us for a prompt of 99,000 tokens. Creating a router takes up to
     two seconds, because loops are compiled or loaded.
 
     Memory is bounded by the workers' caches. Without events a worker takes about 600 bytes per

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 expect = sync_api.expect
 
 WIDTHS = (360, 760, 1081, 1331, 1440)
