@@ -21,7 +21,6 @@ from rich.progress import (
 import sgl_vllm as sgl
 from benchmarks.ab.servers import Arm
 from benchmarks.ab.workloads.base import Texts, Vocabulary
-from benchmarks.child import Steps
 from benchmarks.models import resolve_model
 from sgl_vllm.vllm_api import versions as vllm_versions
 
@@ -95,12 +94,6 @@ def progress_bars(console: Console) -> Progress:
 def show_wait(progress: Progress, task: TaskID, label: str, waited_s: float) -> None:
     """That a server has been starting for so long."""
     progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
-
-
-def show_steps(progress: Progress, task: TaskID, steps: Steps | None) -> None:
-    """How far a child process says it is, if it says so."""
-    if steps is not None:
-        progress.update(task, completed=steps.done, total=steps.total)
 
 
 def versions(*packages: str) -> dict[str, str]:

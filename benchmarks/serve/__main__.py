@@ -6,39 +6,40 @@ Owns the command: its arguments, whose turn it is, what is done in a turn, and h
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TaskID
 
 from benchmarks.ab import servers
 from benchmarks.ab.client import run_programs
-from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, Pool, ServerSettings, serving
+from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, Pool, ServerSettings
 from benchmarks.ab.workloads import no_sharing
 from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
-from benchmarks.command import (
-    check_folders,
-    positive,
-    progress_bars,
-    show_steps,
-    show_wait,
-    urls_of,
-    versions,
-)
+from benchmarks.command import check_folders, positive, progress_bars, show_wait, versions
 from benchmarks.models import resolve_model
 from benchmarks.serve import result
 from benchmarks.serve.datasets import DATASETS, Asked
-from benchmarks.serve.load import LoadSettings, bench_arguments, put_load
 from benchmarks.serve.result import Comparison, DatasetResult, Round
-from sgl_vllm.server_process import ServerFailed, read_counters, sigterm_as_interrupt
+from sgl_vllm.server_process import (
+    QUIET_ENVIRONMENT,
+    ServerFailed,
+    read_counters,
+    sigterm_as_interrupt,
+)
 
+RESULT_FILE = "result.json"
 NUM_PROMPTS = 128
 QUICK_NUM_PROMPTS = 32
 MAX_CONCURRENCY = 8
@@ -62,20 +63,12 @@ A server takes half a minute to start on two cores, and `vllm bench serve` some 
 
 EPILOG = """\
 GSM8K's and MT-bench's prompts come from DIR/gsm8k_train_head_20.jsonl, DIR/gsm8k_test_200.jsonl and
-DIR/mtbench_question.jsonl (--data DIR); without, they are made up, as long as those. vLLM reads a
-file of prompts with pandas (`pip install pandas`, or vLLM's extra "bench"). Where it is missing,
-the same prompts are sent by its reader of ShareGPT's format, which needs nothing.
+DIR/mtbench_question.jsonl (--data DIR); without, they are made up, as long as those.
 
     python -m benchmarks.serve --quick
     python -m benchmarks.serve --dataset custom --data DIR --model shape:33m --json serve.json
     python -m benchmarks.serve --dataset random --request-rate 4 --max-concurrency 32
     python -m benchmarks.serve --dataset random --bench-args='--random-input-len 256'
-
-With servers that run elsewhere (both started with VLLM_SERVER_DEV_MODE=1, so that their cache can
-be emptied); MODEL is the name they serve it under, TOKENIZER a folder or hub name:
-
-    python -m benchmarks.serve --stock-url http://HOST:8000 --sgl-url http://HOST:8001 \\
-        --model MODEL --bench-args='--tokenizer TOKENIZER'
 """
 
 
@@ -108,25 +101,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a comparison depends on. `urls` are those of running servers, if any;
-    `folder` is for the files of prompts and results."""
+    """Everything that a comparison depends on. `words` are for `vllm bench serve`, whatever the
+    dataset; `folder` is for the files of prompts and results."""
 
     model: str
     servers: ServerSettings
-    load: LoadSettings
+    words: tuple[str, ...]
     asked: tuple[Asked, ...]
     warm_up_items: tuple[Item, ...]
     rounds: int
-    urls: dict[Arm, str] | None
     folder: Path
 
 
 def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
     """Raises ValueError for what does not fit together."""
     check_folders(json=arguments.json, data=arguments.data)
-    urls = urls_of(arguments.stock_url, arguments.sgl_url)
-    if urls is not None and arguments.server_args:
-        raise ValueError("--server-args is for servers started here")
     bench_args = tuple(shlex.split(arguments.bench_args))
     model = resolve_model(arguments.model)
     tokenizer = _tokenizer_in(bench_args) or model
@@ -135,12 +124,15 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
     return Plan(
         model=arguments.model,
         servers=ServerSettings.of(model, arguments.model, shlex.split(arguments.server_args)),
-        load=LoadSettings(
-            model=arguments.model,
-            tokenizer=tokenizer,
-            request_rate=arguments.request_rate,
-            max_concurrency=arguments.max_concurrency,
-            extra_args=bench_args,
+        words=(
+            *("--model", arguments.model),
+            *("--tokenizer", str(tokenizer)),
+            *("--request-rate", arguments.request_rate),
+            *("--max-concurrency", str(arguments.max_concurrency)),
+            # Greedy and without an end of its own, so that both arms write as many tokens.
+            *("--temperature", "0", "--ignore-eos"),
+            *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"),
+            *bench_args,
         ),
         asked=tuple(
             DATASETS[name].ask(Texts(vocabulary, SEED, arguments.data), num_prompts, folder)
@@ -148,7 +140,6 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
         ),
         warm_up_items=tuple(no_sharing.items(Texts(vocabulary, WARM_UP_SEED), WARM_UP_REQUESTS)),
         rounds=1 if arguments.quick else arguments.rounds,
-        urls=urls,
         folder=folder,
     )
 
@@ -221,8 +212,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FLAGS",
         help="for both, as one word: --server-args='--max-num-seqs 16'",
     )
-    servers_group.add_argument("--stock-url", metavar="URL", help="a running stock server")
-    servers_group.add_argument("--sgl-url", metavar="URL", help="a running one with the plugin")
     return parser
 
 
@@ -249,14 +238,14 @@ def compare(plan: Plan, console: Console) -> Comparison:
                 label = f"round {number} of {plan.rounds}, {NAMES[arm]}"
                 task = progress.add_task(label, total=None)
                 on_wait = partial(show_wait, progress, task, label)
-                with serving(arm, plan.servers, plan.urls, pool, on_wait) as (url, _):
+                with pool.serving(arm, plan.servers, on_wait) as (url, _):
                     progress.update(task, description=f"{label}: warm-up")
                     warm_up(plan, url)
                     for asked in plan.asked:
                         progress.update(task, description=f"{label}: {asked.name}")
                         turn_folder = plan.folder / f"{asked.name}-{number}-{arm}"
                         turn_folder.mkdir()
-                        done = take_turn(plan, asked, url, turn_folder, progress, task)
+                        done = take_turn(plan, asked, url, turn_folder)
                         rounds[asked.name, arm].append(done)
                     if arm == "sgl":
                         parts = servers.plugin_parts(url)
@@ -268,7 +257,7 @@ def compare(plan: Plan, console: Console) -> Comparison:
             DatasetResult(
                 name=asked.name,
                 num_prompts=asked.num_prompts,
-                command=("vllm", "bench", "serve", *bench_arguments(asked, plan.load)),
+                command=("vllm", "bench", "serve", *asked.options, *plan.words),
                 stock=tuple(rounds[asked.name, "stock"]),
                 sgl=tuple(rounds[asked.name, "sgl"]),
             )
@@ -285,16 +274,42 @@ def warm_up(plan: Plan, url: str) -> None:
     run_programs(no_sharing.continuation, plan.warm_up_items, url, WARM_UP_REQUESTS)
 
 
-def take_turn(
-    plan: Plan, asked: Asked, url: str, folder: Path, progress: Progress, task: TaskID
-) -> Round:
+def take_turn(plan: Plan, asked: Asked, url: str, folder: Path) -> Round:
     """One arm's round with one dataset: from an empty cache, everything once."""
-    progress.reset(task, total=asked.num_prompts)
     before = servers.begin_turn(url)
-    said = put_load(asked, plan.load, url, folder, partial(show_steps, progress, task))
-    figures = result.joined(said, read_counters(url) - before)
-    progress.update(task, completed=figures.completed)
-    return Round(figures, said)
+    said = put_load((*asked.options, *plan.words), url, folder)
+    return Round(result.joined(said, read_counters(url) - before), said)
+
+
+def put_load(words: tuple[str, ...], url: str, folder: Path) -> dict[str, Any]:
+    """What `vllm bench serve` writes about these options. `folder` is empty, for its file.
+
+    Raises ArmFailed, also if it says that a request failed.
+    """
+    command = (
+        *(sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *words,
+        *("--base-url", url),
+        *("--save-result", "--result-dir", str(folder), "--result-filename", RESULT_FILE),
+    )
+    env = {**os.environ, **QUIET_ENVIRONMENT}
+    if key := os.environ.get("VLLM_API_KEY"):
+        env["OPENAI_API_KEY"] = key
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    end = "\n".join(done.stdout.splitlines()[-15:])
+    file = folder / RESULT_FILE
+    if not file.exists():
+        raise ArmFailed(f"`vllm bench serve` failed. The end of its output:\n{end}")
+    said: dict[str, Any] = json.loads(file.read_text())
+    if said["failed"]:
+        errors = re.findall(r"^Error \d+: .*$", done.stdout, re.MULTILINE)  # it lists the first ten
+        raise ArmFailed(
+            f"{said['failed']} requests failed, says `vllm bench serve`:\n"
+            + ("\n".join(errors) or end)
+        )
+    return said
 
 
 if __name__ == "__main__":

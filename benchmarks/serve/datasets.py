@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.ab.workloads import gsm8k as problems
@@ -105,23 +104,16 @@ def mt_bench(texts: Texts, num_prompts: int) -> list[str]:
 def of_file(name: str, prompts: list[str], texts: Texts, folder: Path) -> Asked:
     """Prompts that are not too long for vLLM's readers, in a file.
 
-    Its reader of `custom` files needs pandas, which few servers have. Without it the same prompts
-    are written in ShareGPT's format: what is then sent is the same, in the same order.
+    They are in ShareGPT's format, whose reader in vLLM needs no package that servers lack.
     """
     kept = [one for one in prompts if texts.vocabulary.num_tokens(one) <= MAX_PROMPT_TOKENS]
     if not kept:
         raise ValueError(f"{name}: every prompt has more than {MAX_PROMPT_TOKENS} tokens")
-    options: tuple[str, ...]
-    if find_spec("pandas"):
-        file = folder / f"{name}.jsonl"
-        file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in kept))
-        options = ("--dataset-name", "custom", "--skip-chat-template", "--custom-output-len")
-    else:
-        file = folder / f"{name}.json"
-        turns = [[{"value": prompt}, {"value": ""}] for prompt in kept]
-        file.write_text(json.dumps([{"conversations": conversation} for conversation in turns]))
-        options = ("--dataset-name", "sharegpt", "--sharegpt-output-len")
-    return Asked(name, len(kept), (*options, str(OUTPUT_TOKENS), "--dataset-path", str(file)))
+    file = folder / f"{name}.json"
+    turns = [[{"value": prompt}, {"value": ""}] for prompt in kept]
+    file.write_text(json.dumps([{"conversations": conversation} for conversation in turns]))
+    options = ("--dataset-name", "sharegpt", "--sharegpt-output-len", str(OUTPUT_TOKENS))
+    return Asked(name, len(kept), (*options, "--dataset-path", str(file)))
 
 
 DATASETS: Mapping[str, Dataset] = {

@@ -21,8 +21,7 @@ from benchmarks.ab.workloads.base import Texts, Vocabulary
 from benchmarks.medians import median_figures
 from benchmarks.serve import datasets
 from benchmarks.serve.__main__ import _parser, main, plan_of
-from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS, Asked
-from benchmarks.serve.load import LoadSettings, bench_arguments
+from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS
 from benchmarks.serve.result import Comparison, DatasetResult, Round, joined
 from sgl_vllm.server_process import Counters
 
@@ -159,27 +158,14 @@ def test_prompts_that_vllm_would_drop_are_left_out_and_not_counted(
         datasets.of_file("custom", prompts[1:], texts, tmp_path)
 
 
-def test_what_the_user_gives_to_vllm_comes_last_and_wins() -> None:
-    settings = LoadSettings(
-        "demo", Path("/model"), max_concurrency=4, extra_args=("--temperature", "1")
-    )
-    words = bench_arguments(Asked("random", 7, ("--dataset-name", "random")), settings)
-    assert words[:4] == ("--dataset-name", "random", "--num-prompts", "7")
-    assert words[words.index("--max-concurrency") + 1] == "4"
-    assert words[-2:] == ("--temperature", "1")
-
-
-def test_without_a_bound_on_concurrency_vllm_gets_none() -> None:
-    words = bench_arguments(Asked("random", 7, ()), LoadSettings("demo", Path("/model")))
-    assert "--max-concurrency" not in words
-
-
 # -- the command
 
 
 def test_a_quick_run_is_one_round_of_fewer_prompts_of_the_datasets_named(tmp_path: Path) -> None:
-    plan = plan_of(_parser().parse_args(["--quick", "--dataset", "random", "custom"]), tmp_path)
+    words = ["--quick", "--dataset", "random", "custom", "--bench-args=--temperature 1"]
+    plan = plan_of(_parser().parse_args(words), tmp_path)
     assert plan.rounds == 1
+    assert plan.words[-2:] == ("--temperature", "1")  # what the user gives wins
     assert [(one.name, one.num_prompts) for one in plan.asked] == [("random", 32), ("custom", 32)]
 
 
@@ -188,7 +174,6 @@ def test_a_quick_run_is_one_round_of_fewer_prompts_of_the_datasets_named(tmp_pat
     [
         (["--dataset", "sharegpt"], "invalid choice: 'sharegpt'"),
         (["--request-rate", "0"], "0 is not above 0"),
-        (["--stock-url", "http://x"], "--stock-url and --sgl-url go together"),
         (["--data", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
     ],
