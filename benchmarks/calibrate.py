@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import random
 import statistics
 import sys
@@ -28,9 +29,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.command import check_folders, positive
 from benchmarks.cost_model import Batch, CostModel, Fit, Pass, fit
-from benchmarks.in_process import prepare_engine_in_this_process
 from benchmarks.models import resolve_model
+from sgl_vllm.server_process import CPU_ENVIRONMENT
 
 DECODE_PASSES = 4
 """So many passes with every batch that decodes; its context grows by one token a request."""
@@ -128,7 +130,9 @@ class PassTimer:
 
 def measure(arguments: argparse.Namespace) -> tuple[list[Pass], str]:
     """The passes of all experiments, and the device's name."""
-    prepare_engine_in_this_process()
+    for name, value in {**CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams  # takes seconds: not for --help
     from vllm.platforms import current_platform
 
@@ -185,27 +189,25 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Pass], str]:
     return [one for same in repeats.values() for one in medians(same)], device
 
 
-def kind(batch: Batch) -> str:
-    if not batch.decode:
-        return "prefill only"
-    return "prefill and decode" if batch.prefill else "decode only"
-
-
 def report(model: str, device: str, passes: Sequence[Pass], found: Fit) -> str:
     """The coefficients, ready to paste, and how far the fit is off, by kind of pass."""
+    kinds = {
+        "prefill only": [one for one in passes if not one.batch.decode],
+        "prefill and decode": [one for one in passes if one.batch.prefill and one.batch.decode],
+        "decode only": [one for one in passes if not one.batch.prefill],
+    }
     lines = [
         f"{model} on {device}: {found.num_passes:,} passes",
         f"relative error: half of them below {found.relative_error_p50:.1%}, "
         f"nine of ten below {found.relative_error_p90:.1%}; R2 of the seconds "
         f"{found.r_squared:.4f}",
     ]
-    for name in ("prefill only", "prefill and decode", "decode only"):
-        here = [one for one in passes if kind(one.batch) == name]
-        if here:
-            errors = [found.cost.batch_s(one.batch) / one.seconds - 1 for one in here]
-            shortest, longest = (edge(one.seconds for one in here) for edge in (min, max))
+    for name, some in kinds.items():
+        if some:
+            errors = [found.cost.batch_s(one.batch) / one.seconds - 1 for one in some]
+            times_ms = [1e3 * one.seconds for one in some]
             lines.append(
-                f"  {name + ':':20}{len(here):6,} of {shortest * 1e3:.2f} to {longest * 1e3:.2f} "
+                f"  {name + ':':20}{len(some):6,} of {min(times_ms):.2f} to {max(times_ms):.2f} "
                 f"ms, predicted {statistics.median(errors):+.1%} in the median"
             )
     return "\n".join([*lines, "", options(found.cost)])
@@ -228,10 +230,10 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="demo", help="demo, shape:33m, a folder, a hub name (default: demo)")
     add("--dtype", default="auto", help="of the weights (default: auto)")
-    add("--max-num-batched-tokens", type=_above_15, default=2048, metavar="N", help="default: 2048")
-    add("--max-num-seqs", type=_positive, default=64, metavar="N", help="default: 64")
-    add("--max-model-len", type=_above_31, default=2048, metavar="N", help="default: 2048")
-    add("--repeats", type=_positive, default=3, metavar="N", help="of every batch (default: 3)")
+    add("--max-num-batched-tokens", type=positive, default=2048, metavar="N", help="default: 2048")
+    add("--max-num-seqs", type=positive, default=64, metavar="N", help="default: 64")
+    add("--max-model-len", type=positive, default=2048, metavar="N", help="default: 2048")
+    add("--repeats", type=positive, default=3, metavar="N", help="of every batch (default: 3)")
     add("--json", type=Path, metavar="FILE", help="write it there, for simulate --cost-model")
     return parser
 
@@ -239,10 +241,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(words)
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"there is no folder to write {arguments.json} to")
     try:
+        check_folders(json=arguments.json, data=None)
         resolve_model(arguments.model)
+        if arguments.max_num_batched_tokens < 16 or arguments.max_model_len < 32:
+            raise ValueError("a pass needs 16 tokens or more, and a request 32")
     except ValueError as error:
         parser.error(str(error))
     passes, device = measure(arguments)
@@ -254,31 +257,11 @@ def main(words: Sequence[str] | None = None) -> int:
             "device": device,
             "arguments": {name: str(value) for name, value in vars(arguments).items()},
             "cost_model": dataclasses.asdict(found.cost),
-            "fit": {
-                name: value for name, value in dataclasses.asdict(found).items() if name != "cost"
-            },
+            "fit": dataclasses.asdict(found),
             "passes": [{**dataclasses.asdict(p.batch), "seconds": p.seconds} for p in passes],
         }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _above_15(text: str) -> int:
-    return _at_least(16, text)
-
-
-def _above_31(text: str) -> int:
-    return _at_least(32, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    if (number := int(text)) < least:
-        raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
-    return number
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What one simulated run is asked and comes to, and what two runs come to beside each other: the
-values, the tables and the JSON. Pure: no vLLM, and nothing is run here.
+"""What a simulated run comes to, and what two runs come to beside each other: the values, the table
+and the JSON. Pure: no vLLM, and nothing is run here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,7 @@ from benchmarks.command import versions
 from benchmarks.cost_model import CostModel
 from benchmarks.medians import ARMS, Row, percentile, ratio
 from benchmarks.traces import Reuse, Trace
-from tools.engine_harness.settings import SGL, EngineSettings
-
-PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
-OF_CALLS_OR_PROGRAMS = ("waits_s", "program_times_s")
+from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 # What the table shows: the name in the JSON, the words, the format, and which way is better:
 # 1 if more is, -1 if less is, 0 if neither.
@@ -33,10 +30,6 @@ ROWS: tuple[Row, ...] = (
     ("program_time_p50_s", "program time, p50, s", ".3f", -1),
     ("program_time_p90_s", "p90, s", ".3f", -1),
     ("program_time_p99_s", "p99, s", ".3f", -1),
-    ("slowdown_p50", "slowdown, p50", ".2f", -1),
-    ("slowdown_p90", "p90", ".2f", -1),
-    ("slowdown_p99", "p99", ".2f", -1),
-    ("starved_programs", "programs starved", "d", 0),
     ("max_wait_s", "longest wait for admission, s", ".3f", -1),
     ("max_extra_wait_s", "most extra wait of one call, s", ".3f", 0),
     ("max_passes", "most times passed over", "d", 0),
@@ -94,238 +87,103 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Combination:
-    """One point of the grid: a policy of the plugin, a cache size and a load, each as it was given.
-
-    Of `cache_tokens` and `cache_fraction` one is None. `load` is None where the trace's own arrival
-    times count, or a number of programs at a time.
-    """
-
-    policy: str
-    cache_tokens: int | None
-    cache_fraction: float | None
-    load: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """What one combination came to: a result for "stock", for "sgl", or for both.
+    """A result for "stock", for "sgl", or for both.
 
-    `settings` are the plugin's; stock's differ only in having no plugin. `concurrency` is the
-    number of programs at a time, None for an open loop. `alone` is stock's with one program at a
-    time and a cache for everything, None if that was not asked for. A program is starved if one of
-    its calls waited for more than `starved_s` for its admission.
+    `settings` are the plugin's; stock's differ only in having no plugin.
     """
 
-    combination: Combination
-    settings: EngineSettings
+    trace: Trace
     reuse: Reuse
-    concurrency: int | None
+    settings: EngineSettings
     results: Mapping[str, Result]
-    starved_s: float
-    alone: Result | None = None
 
-    @property
-    def cache_share(self) -> float:
-        """The cache's size as a share of the working set."""
-        return self.settings.cache_tokens / self.reuse.working_set_tokens
-
-    @property
-    def max_extra_wait_s(self) -> float | None:
+    def max_extra_wait_s(self) -> float:
         """The most that any one call waited longer for its admission with the plugin than the same
-        call with stock; 0 if none did, None without both.
+        call with stock; 0 if none did.
 
         With programs a call's arrival depends on the run, so waits are compared, not admissions.
         """
-        if len(self.results) < 2:
-            return None
         stock, sgl = (self.results[arm].waits_s for arm in ARMS)
         return max([0.0, *(wait_s - stock[call] for call, wait_s in sgl.items() if call in stock)])
 
     def numbers(self, arm: str) -> dict[str, Any]:
-        """All of an arm that goes into the JSON, and by the same names into the tables."""
+        """All of an arm that goes into the JSON, and by the same names into the table."""
         result = self.results[arm]
         numbers = {
             one.name: getattr(result, one.name)
             for one in dataclasses.fields(Result)
-            if one.name not in OF_CALLS_OR_PROGRAMS
+            if one.name not in ("waits_s", "program_times_s")
         }
         numbers["best_hit_rate"] = self.reuse.best_hit_rate
         numbers["recomputed_prompt_tokens"] = (
             result.computed_prompt_tokens - self.reuse.must_compute_tokens
         )
         times = [*result.program_times_s.values()]
-        for name, percent in PERCENTILES.items():
-            numbers[f"program_time_{name}_s"] = percentile(times, percent)
-        if self.alone is not None:
-            slowdowns = [
-                time_s / self.alone.program_times_s[program]
-                for program, time_s in result.program_times_s.items()
-            ]
-            for name, percent in PERCENTILES.items():
-                numbers[f"slowdown_{name}"] = percentile(slowdowns, percent)
-        starved = {
-            call.split(".")[0] for call, wait_s in result.waits_s.items() if wait_s > self.starved_s
-        }
-        numbers["starved_programs"] = len(starved)
-        if arm == SGL and self.max_extra_wait_s is not None:
-            numbers["max_extra_wait_s"] = self.max_extra_wait_s
+        for percent in (50, 90, 99):
+            numbers[f"program_time_p{percent}_s"] = percentile(times, percent)
+        if arm == SGL and STOCK in self.results:
+            numbers["max_extra_wait_s"] = self.max_extra_wait_s()
         return numbers
 
-    def ratio(self, name: str, better: int) -> float | None:
-        """Above 1 is better for the plugin, always; None where there is nothing to divide.
+    def ratios(self) -> dict[str, float]:
+        """By name, above 1 if the plugin is better; nothing of one arm alone."""
+        if len(self.results) < 2:
+            return {}
+        stock, sgl = (self.numbers(arm) for arm in ARMS)
+        pairs = {
+            name: ratio(stock[name], sgl[name], better)
+            for name, _, _, better in ROWS
+            if name in stock
+        }
+        return {name: times for name, times in pairs.items() if times is not None}
 
-        Args:
-            better: 1 if more is better, -1 if less is, 0 if neither.
-        """
-        if len(self.results) < 2 or not better:  # not all that has no ratio is a number of both
-            return None
-        stock, sgl = (self.numbers(arm).get(name) for arm in ARMS)
-        return None if stock is None or sgl is None else ratio(float(stock), float(sgl), better)
+    def table(self) -> str:
+        """As text, a row for each of `ROWS`."""
+        trace, reuse, settings = self.trace, self.reuse, self.settings
+        parts = self.results[SGL].parts if SGL in self.results else {}
+        share = settings.cache_tokens / reuse.working_set_tokens
+        lines = [
+            f"{trace.name}: {trace.num_calls:,} calls of {len(trace.programs):,} programs, "
+            f"{reuse.prompt_tokens:,} prompt tokens, working set {reuse.working_set_tokens:,}",
+            f"cache: {settings.cache_tokens:,} tokens in blocks of {settings.block_size} "
+            f"({share:.2f} of the working set); best possible hit rate {reuse.best_hit_rate:.4f}",
+            *(
+                f"off in the plugin: {part} ({parts[part]})"
+                for part in ("radix", "schedule")
+                if parts.get(part, "on") != "on"
+            ),
+            "",
+            f"{'':32}" + "".join(f"{arm:>14}" for arm in self.results),
+        ]
+        ratios = self.ratios()
+        if ratios:
+            lines[-1] += f"{'ratio':>9}"
+        numbers = [self.numbers(arm) for arm in self.results]
+        for name, text, form, _ in ROWS:
+            if any(name in one for one in numbers):
+                cells = (format(one[name], form) if name in one else "" for one in numbers)
+                line = f"{text:32}" + "".join(f"{cell:>14}" for cell in cells)
+                lines.append(line + (f"{ratios[name]:9.3f}" if name in ratios else ""))
+        if ratios:
+            lines += ["", "ratio: above 1 is better for the plugin"]
+        return "\n".join(line.rstrip() for line in lines)
 
-
-def table(trace: Trace, comparison: Comparison) -> str:
-    """One comparison as text, a row for each of `ROWS`."""
-    arms = comparison.results
-    lines = [
-        *_heading(trace, comparison),
-        f"{'':32}" + "".join(f"{arm:>14}" for arm in arms) + f"{'ratio' * (len(arms) > 1):>9}",
-    ]
-    numbers = {arm: comparison.numbers(arm) for arm in arms}
-    for name, text, form, better in ROWS:
-        if any(name in one for one in numbers.values()):
-            cells = "".join(f"{_format(one.get(name), form):>14}" for one in numbers.values())
-            lines.append(f"{text:32}{cells}{_format(comparison.ratio(name, better), '9.3f')}")
-    if len(arms) > 1:
-        lines += ["", "ratio: above 1 is better for the plugin"]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def grid_table(trace: Trace, comparisons: Sequence[Comparison]) -> str:
-    """All comparisons as text, a row for each."""
-    first = comparisons[0]
-    lines = [*_heading(trace, first), *_aligned(comparisons, _of_calls(first))]
-    if first.alone is not None:
-        lines += ["", *_aligned(comparisons, _of_programs(first))]
-    if len(first.results) > 1:
-        lines += ["", "x: a ratio, above 1 is better for the plugin; waits and passes: its own"]
-    return "\n".join(lines)
-
-
-def _heading(trace: Trace, comparison: Comparison) -> list[str]:
-    reuse, settings = comparison.reuse, comparison.settings
-    parts = comparison.results[SGL].parts if SGL in comparison.results else {}
-    return [
-        f"{trace.name}: {trace.num_calls:,} calls of {len(trace.programs):,} programs, "
-        f"{reuse.prompt_tokens:,} prompt tokens, working set {reuse.working_set_tokens:,}",
-        f"cache: {settings.cache_tokens:,} tokens in blocks of {settings.block_size} "
-        f"({comparison.cache_share:.2f} of the working set); "
-        f"best possible hit rate {reuse.best_hit_rate:.4f}",
-        *(
-            f"off in the plugin: {part} ({parts[part]})"
-            for part in ("radix", "schedule")
-            if parts.get(part, "on") != "on"
-        ),
-        "",
-    ]
-
-
-_Columns = dict[str, Callable[[Comparison], str]]
-"""Cells by heading."""
-
-
-def _aligned(comparisons: Sequence[Comparison], columns: _Columns) -> list[str]:
-    first = comparisons[0]
-    named: _Columns = {"cache": lambda one: f"{one.cache_share:.3g}"}
-    if first.combination.load is not None:
-        named["load"] = lambda one: f"{one.combination.load:g}"
-    if SGL in first.results:
-        named["policy"] = lambda one: one.combination.policy
-    named |= columns
-    rows = [[*named], *([cell(one) for cell in named.values()] for one in comparisons)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-
-
-def _number(arm: str, name: str, form: str) -> Callable[[Comparison], str]:
-    return lambda comparison: _format(comparison.numbers(arm)[name], form)
-
-
-def _times(name: str, better: int = -1) -> Callable[[Comparison], str]:
-    return lambda comparison: f"{_format(comparison.ratio(name, better), '.3f')}x"
-
-
-def _of_calls(first: Comparison) -> _Columns:
-    """Ratios if there are two arms, else that arm's numbers."""
-    arms = [*first.results]
-    columns = {f"hits, {arm}": _number(arm, "hit_rate", ".4f") for arm in arms}
-    if len(arms) > 1:
-        columns["computed"] = _times("computed_prompt_tokens")
-        columns["requests/s"] = _times("throughput_requests_s", 1)
-        for name in ("p50", "p99", "p999"):
-            columns[f"TTFT {name}"] = _times(f"ttft_{name}_s")
-    else:
-        columns["computed"] = _number(arms[0], "computed_prompt_tokens", ",d")
-        columns["requests/s"] = _number(arms[0], "throughput_requests_s", ".3f")
-        for name in ("p50", "p99", "p999"):
-            columns[f"TTFT {name}, s"] = _number(arms[0], f"ttft_{name}_s", ".3f")
-    columns["longest wait, s"] = _number(arms[-1], "max_wait_s", ".2f")
-    if len(arms) > 1:
-        columns["extra, s"] = _number(SGL, "max_extra_wait_s", ".2f")
-    columns["passes"] = _number(arms[-1], "max_passes", "d")
-    return columns
-
-
-def _of_programs(first: Comparison) -> _Columns:
-    """Tokens computed again as a share of those that are new; times and slowdowns of programs."""
-
-    def again(arm: str) -> Callable[[Comparison], str]:
-        return lambda one: _format(
-            one.numbers(arm)["recomputed_prompt_tokens"] / one.reuse.must_compute_tokens, ".3f"
-        )
-
-    arms = [*first.results]
-    columns = {f"again / new, {arm}": again(arm) for arm in arms}
-    if len(arms) > 1:
-        columns |= {f"time {name}": _times(f"program_time_{name}_s") for name in PERCENTILES}
-    for name in PERCENTILES:
-        for arm in arms:
-            columns[f"slowdown {name}, {arm}"] = _number(arm, f"slowdown_{name}", ".2f")
-    return columns | {f"starved, {arm}": _number(arm, "starved_programs", "d") for arm in arms}
-
-
-def _format(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def as_document(
-    arguments: Mapping[str, Any], trace: Trace, cost: CostModel, comparison: Comparison
-) -> dict[str, Any]:
-    """All numbers of one comparison, and what it takes to get them again: `arguments` as given, but
-    those that can have several values with the one of this comparison."""
-    combination = dataclasses.asdict(comparison.combination)
-    if arguments["policy"] is None:
-        del combination["policy"]
-    ratios = {name: comparison.ratio(name, better) for name, _, _, better in ROWS}
-    return {
-        "versions": versions(),
-        "arguments": {
-            name: value if isinstance(value, str | int | float | list | None) else str(value)
-            for name, value in {**arguments, **combination}.items()
-        },
-        "engine": dataclasses.asdict(comparison.settings),
-        "cost_model": dataclasses.asdict(cost),
-        "trace": {
-            "name": trace.name,
-            "programs": len(trace.programs),
-            "requests": trace.num_calls,
-            "prompt_tokens": comparison.reuse.prompt_tokens,
-            "new_prompt_tokens": comparison.reuse.must_compute_tokens,
-            "working_set_tokens": comparison.reuse.working_set_tokens,
-        },
-        "arms": {arm: comparison.numbers(arm) for arm in comparison.results},
-        "ratio": {name: value for name, value in ratios.items() if value is not None},
-    }
+    def as_document(self, arguments: Mapping[str, Any], cost: CostModel) -> dict[str, Any]:
+        """All numbers, and what it takes to get them again."""
+        return {
+            "versions": versions(),
+            "arguments": dict(arguments),
+            "engine": dataclasses.asdict(self.settings),
+            "cost_model": dataclasses.asdict(cost),
+            "trace": {
+                "name": self.trace.name,
+                "programs": len(self.trace.programs),
+                "requests": self.trace.num_calls,
+                "prompt_tokens": self.reuse.prompt_tokens,
+                "new_prompt_tokens": self.reuse.must_compute_tokens,
+                "working_set_tokens": self.reuse.working_set_tokens,
+            },
+            "arms": {arm: self.numbers(arm) for arm in self.results},
+            "ratio": self.ratios(),
+        }

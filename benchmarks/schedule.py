@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from benchmarks.medians import ARMS
-from benchmarks.simulate_grid import silence_vllm
+from benchmarks.simulate import silence_vllm
 from tools.engine_harness.settings import EngineSettings
 
 if TYPE_CHECKING:

@@ -3,33 +3,32 @@
     python -m benchmarks.simulate --trace chat --cache-fraction 0.3
     python -m benchmarks.simulate --trace conversation_trace.jsonl --requests 2000 --scale 1/4 \\
         --cache-fraction 0.2 --load 0.8 --json result.json
-    python -m benchmarks.simulate --trace chat --policy lpm,fcfs --cache-fraction 0.1,0.3,1 \\
-        --load 0.5,1 --jobs 2
-    python -m benchmarks.simulate --trace agent_sessions --scale 1/16 --cache-fraction 0.2,0.4 \\
-        --load 0.8,1.1 --slowdown
+    python -m benchmarks.simulate --trace chat --policy fcfs --cache-fraction 0.1 --load 0.5
+    python -m benchmarks.simulate --trace agent_sessions --scale 1/16 --cache-fraction 0.2
 
-Owns the command line: what is run, and where the results go. The runs are `simulate_grid`'s, the
-tables and the JSON `comparison`'s, the traces `traces`'.
+Owns the command line: what is run, and where the results go. A run is `simulator`'s, the table and
+the JSON are `comparison`'s, the traces `traces`'.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
+import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+
+from tqdm import tqdm
 
 from benchmarks import session_model, traces
 from benchmarks.command import check_folders, positive
-from benchmarks.comparison import Combination, Comparison, as_document, grid_table, table
+from benchmarks.comparison import Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.medians import ARMS
-from benchmarks.simulate_grid import Run, run_all
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
 from tools.engine_harness.settings import STOCK, EngineSettings
@@ -45,9 +44,6 @@ arrive at random (Poisson), at that part of what the modelled machine can serve 
 --concurrency of them run at a time. A recorded trace and agent_sessions keep their times unless
 --load, which stretches them, or --concurrency says otherwise. How to read the table:
 docs/simulator.md.
-
---policy, --load and the cache's size take several values each, with commas between. All of them are
-combined, stock is run once for each size and load, and the table has a row for each combination.
 """
 
 
@@ -76,8 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
     rate = parser.add_argument_group("how fast").add_mutually_exclusive_group().add_argument
     rate(
         "--load",
-        type=_several(_above_zero),
-        metavar="X[,X...]",
+        type=_above_zero,
+        metavar="X",
         help="arrivals at X times the capacity (1: saturated)",
     )
     rate(
@@ -88,16 +84,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     engine = parser.add_argument_group("the engine")
     size = engine.add_mutually_exclusive_group(required=True).add_argument
-    size(
-        "--cache-tokens",
-        type=_several(positive),
-        metavar="N[,N...]",
-        help="room for so many tokens",
-    )
+    size("--cache-tokens", type=positive, metavar="N", help="room for so many tokens")
     size(
         "--cache-fraction",
-        type=_several(_above_zero),
-        metavar="F[,F...]",
+        type=_above_zero,
+        metavar="F",
         help="room for this part of the working set",
     )
     add = engine.add_argument
@@ -109,10 +100,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--scheduler", choices=ARMS, help="only this one (default: both and their ratio)")
     add(
         "--policy",
-        type=_several(str),
-        metavar="P[,P...]",
-        help="the plugin's order of waiting requests, its default if not given: "
-        + ", ".join(choices_of("schedule_policy")),
+        choices=choices_of("schedule_policy"),
+        help="the plugin's order of waiting requests; its default if not given",
     )
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
@@ -123,14 +112,6 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("ends", "all"),
         help="tell the plugin which program each call belongs to, and which calls no later one "
         "extends; without `ends`, also the graphs that the trace has (compiled)",
-    )
-    add("--slowdown", action="store_true", help="run each program alone too, and compare its time")
-    add(
-        "--starved-s",
-        type=_above_zero,
-        default=10.0,
-        metavar="S",
-        help="count programs that waited longer for one admission (default: 10)",
     )
     cost = parser.add_argument_group("the cost model, in seconds")
     cost.add_argument(
@@ -148,9 +129,6 @@ def build_parser() -> argparse.ArgumentParser:
         cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     parser.add_argument(
-        "--jobs", type=positive, default=1, metavar="N", help="processes (default: 1)"
-    )
-    parser.add_argument(
         "--check-kv", action="store_true", help="fail if a pass would read another token's KV"
     )
     return parser
@@ -160,71 +138,47 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(words)
     try:
-        check(arguments)
+        check_folders(json=arguments.json, data=None)
         options = plugin_options(arguments)
         cost = cost_model(arguments)
         trace = load_trace(arguments)
     except (OptionError, OSError, ValueError) as error:
         parser.error(str(error))
     reuse = traces.reuse(trace)
+    settings = make_settings(arguments, options, trace, reuse)
     concurrency = arguments.concurrency
-    if concurrency is None and arguments.load is None and not trace.is_timed:
+    if arguments.load is not None:
+        span_s = least_time_s(trace, reuse, cost, settings) / arguments.load
+        trace = traces.with_span(trace, span_s, arguments.seed)
+    elif concurrency is None and not trace.is_timed:
         concurrency = DEFAULT_CONCURRENCY
-    # Stock has no policy: its runs are shared by the combinations that differ only in that.
-    runs: list[Run] = []
-    plans: list[tuple[Combination, EngineSettings, dict[str, int]]] = []  # arm: index in `runs`
-    for combination in combinations(arguments, options):
-        settings = make_settings(arguments, combination, options, trace, reuse)
-        indices = {}
-        for arm in ARMS if arguments.scheduler is None else (arguments.scheduler,):
-            run = Run(
-                arm=arm,
-                settings=dataclasses.replace(settings, plugin={}) if arm == STOCK else settings,
-                cost=cost,
-                span_s=(
-                    None
-                    if combination.load is None
-                    else least_time_s(trace, reuse, cost, settings) / combination.load
-                ),
-                seed=arguments.seed,
-                concurrency=concurrency,
-                check_kv=arguments.check_kv,
-                sends_hints=arguments.hints is not None and arm != STOCK,
-            )
-            if run not in runs:
-                runs.append(run)
-            indices[arm] = runs.index(run)
-        plans.append((combination, settings, indices))
-    if arguments.slowdown:
-        runs.append(alone(trace, reuse, settings, cost))
+    silence_vllm()
+    from benchmarks.simulator import Simulation  # vLLM takes seconds to import
 
-    results = run_all(trace, runs, arguments.jobs)
-    comparisons = [
-        Comparison(
-            combination,
-            settings,
-            reuse,
-            concurrency,
-            {arm: results[index] for arm, index in indices.items()},
-            arguments.starved_s,
-            results[-1] if arguments.slowdown else None,
-        )
-        for combination, settings, indices in plans
-    ]
-    is_grid = len(comparisons) > 1
-    print(grid_table(trace, comparisons) if is_grid else table(trace, comparisons[0]))
+    results = {}
+    arms = ARMS if arguments.scheduler is None else (arguments.scheduler,)
+    for arm in tqdm(arms, delay=2, leave=False, disable=None):
+        results[arm] = Simulation(
+            trace,
+            arm,
+            dataclasses.replace(settings, plugin={}) if arm == STOCK else settings,
+            cost,
+            concurrency=concurrency,
+            check_kv=arguments.check_kv,
+            sends_hints=arguments.hints is not None and arm != STOCK,
+        ).run()
+    comparison = Comparison(trace, reuse, settings, results)
+    print(comparison.table())
     if arguments.json is not None:
-        documents = [as_document(vars(arguments), trace, cost, one) for one in comparisons]
-        document = {"runs": documents} if is_grid else documents[0]
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+        document = comparison.as_document(vars(arguments), cost)
+        arguments.json.write_text(json.dumps(document, indent=2, default=str) + "\n")
     return 0
 
 
-def alone(trace: Trace, reuse: Reuse, settings: EngineSettings, cost: CostModel) -> Run:
-    """One program at a time on stock vLLM, with a cache that never evicts anything."""
-    num_blocks = -(-reuse.working_set_tokens // settings.block_size) + 2 * trace.num_calls
-    roomy = dataclasses.replace(settings, num_blocks=num_blocks, plugin={})
-    return Run(STOCK, roomy, cost, concurrency=1)
+def silence_vllm() -> None:
+    """Before vLLM is imported: errors only, unless the environment asks for more."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 
 def _above_zero(text: str) -> float:
@@ -233,52 +187,13 @@ def _above_zero(text: str) -> float:
     return number
 
 
-def _several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """For values with commas between; each once, in the order given."""
-
-    def read_all(text: str) -> tuple[Any, ...]:
-        try:
-            return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
-
-    return read_all
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """What no single option can see. Raises ValueError, before anything takes time."""
-    if arguments.policy is not None and arguments.scheduler == STOCK:
-        raise ValueError("--policy is the plugin's: it has no meaning with --scheduler stock")
-    if len(arguments.policy or ()) > 1 and "schedule" in arguments.off:
-        raise ValueError("with --off schedule, every --policy is vLLM's own: give none")
-    check_folders(json=arguments.json, data=None)
-
-
-def combinations(arguments: argparse.Namespace, options: Options) -> list[Combination]:
-    """By load, then by cache size, then by policy: rows to compare stand together."""
-    return [
-        Combination(policy, cache_tokens, cache_fraction, load)
-        for load, cache_tokens, cache_fraction, policy in itertools.product(
-            arguments.load or (None,),
-            arguments.cache_tokens or (None,),
-            arguments.cache_fraction or (None,),
-            arguments.policy or (options.schedule_policy,),
-        )
-    ]
-
-
 def make_settings(
-    arguments: argparse.Namespace,
-    combination: Combination,
-    options: Options,
-    trace: Trace,
-    reuse: Reuse,
+    arguments: argparse.Namespace, options: Options, trace: Trace, reuse: Reuse
 ) -> EngineSettings:
     """The engine with the plugin. Says so if the cache has to be larger than was asked."""
-    num_tokens = combination.cache_tokens
-    if combination.cache_fraction is not None:
-        num_tokens = int(combination.cache_fraction * reuse.working_set_tokens)
-    assert num_tokens is not None
+    num_tokens = arguments.cache_tokens
+    if num_tokens is None:
+        num_tokens = int(arguments.cache_fraction * reuse.working_set_tokens)
     num_blocks = -(-num_tokens // arguments.block_size)
     least = -(-trace.max_call_tokens // arguments.block_size) + 1
     if num_blocks < least:
@@ -286,7 +201,6 @@ def make_settings(
             f"the longest call needs {least} blocks: the cache is made so large, not {num_blocks}",
             file=sys.stderr,
         )
-    policy = dataclasses.replace(options, schedule_policy=combination.policy)
     return EngineSettings(
         num_blocks=max(num_blocks, least),
         block_size=arguments.block_size,
@@ -294,7 +208,7 @@ def make_settings(
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         async_scheduling=not arguments.no_async_scheduling,
-        plugin=policy.to_mapping(),
+        plugin=options.to_mapping(),
     )
 
 
@@ -310,14 +224,12 @@ def cost_model(arguments: argparse.Namespace) -> CostModel:
 
 
 def plugin_options(arguments: argparse.Namespace) -> Options:
-    """The plugin's options, for every policy alike. Raises OptionError for what it does not have,
-    in `--policy` too."""
+    """Raises OptionError for what the plugin does not have."""
     values = words_to_mapping(arguments.plugin_config)
     values |= dict.fromkeys(arguments.off, False)
-    options = Options.from_mapping(values)
-    for policy in arguments.policy or ():
-        dataclasses.replace(options, schedule_policy=policy)
-    return options
+    if arguments.policy is not None:
+        values["schedule_policy"] = arguments.policy
+    return Options.from_mapping(values)
 
 
 def load_trace(arguments: argparse.Namespace) -> Trace:

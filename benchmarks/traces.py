@@ -97,15 +97,16 @@ class Trace:
         return max(call.num_tokens for call in self.calls())
 
 
-def silent(program: Program) -> Program:
-    """The same calls, which tell the plugin nothing."""
-    calls = (dataclasses.replace(call, hints={}) for call in program.calls)
-    return dataclasses.replace(program, calls=tuple(calls))
-
-
 def without_hints(trace: Trace) -> Trace:
     """The same programs, which tell the plugin nothing."""
-    return Trace(trace.name, tuple(map(silent, trace.programs)))
+    programs = (
+        dataclasses.replace(
+            program,
+            calls=tuple(dataclasses.replace(call, hints={}) for call in program.calls),
+        )
+        for program in trace.programs
+    )
+    return Trace(trace.name, tuple(programs))
 
 
 def with_span(trace: Trace, span_s: float, seed: int) -> Trace:
@@ -259,41 +260,6 @@ def _few_shot(writer: _Writer) -> Iterator[Program]:
         yield Program((Call(prompt, writer.text(1, 8)),))
 
 
-def _short_chat(writer: _Writer) -> Iterator[Program]:
-    """Conversations as short as people's: in the mean 2 turns of 70 tokens asked and 215 answered
-    (LMSYS-Chat-1M, arXiv 2309.11998, table 1), no system prompt; 20 s between turns."""
-
-    def about(mean: int) -> Tokens:
-        length = max(5, round(writer.rng.exponential(mean)))
-        return writer.text(length, length)
-
-    while True:
-        history = writer.text(0, 0)
-        calls: list[Call] = []
-        for _ in range(int(writer.rng.geometric(0.5))):
-            prompt, reply = _join(history, about(70)), about(215)
-            calls.append(writer.then(prompt, reply, calls, writer.pause_s(20.0)))
-            history = _join(prompt, reply)
-        yield Program(tuple(calls))
-
-
-def _long_chat(writer: _Writer) -> Iterator[Program]:
-    """Conversations about long texts, in the shape of Mooncake's conversation trace: 512 tokens
-    that all begin with, prompts of 12,000 tokens in the mean and 7,000 in the median, replies of
-    340, 1.6 turns, minutes between them."""
-    system_prompt = writer.text(512, 512)
-    while True:
-        length = round(writer.rng.lognormal(np.log(6000), 1.15))
-        history = _join(system_prompt, writer.text(min(length, 120_000), min(length, 120_000)))
-        calls: list[Call] = []
-        for _ in range(int(writer.rng.geometric(0.61))):
-            length = 1 + round(writer.rng.exponential(340))
-            prompt, reply = _join(history, writer.text(20, 300)), writer.text(length, length)
-            calls.append(writer.then(prompt, reply, calls, writer.pause_s(150.0)))
-            history = _join(prompt, reply)
-        yield Program(tuple(calls))
-
-
 def _tree_of_thought(writer: _Writer) -> Iterator[Program]:
     """3 levels, 3 wide: 39 calls. Siblings have the same prompt and differ in their replies."""
     width, num_levels = 3, 3
@@ -385,8 +351,6 @@ def _no_sharing(writer: _Writer) -> Iterator[Program]:
 GENERATORS: dict[str, Callable[[_Writer], Iterator[Program]]] = {
     "chat": _chat,
     "thinking_chat": _thinking_chat,
-    "short_chat": _short_chat,
-    "long_chat": _long_chat,
     "tree_of_thought": _tree_of_thought,
     "react": _react,
     "fork_join": _fork_join,

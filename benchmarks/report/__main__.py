@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import loading, page, tables
-from benchmarks.report.fields import ReportError
+from benchmarks.report.loading import ReportError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ empty, and only what nothing could be said without is an error.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,6 @@ from typing import Any
 from benchmarks.ab.result import Difference
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.medians import ARMS, ratio
-from benchmarks.report.fields import Fields, ReportError, content_of
 
 SERVE = "vllm bench serve"
 MANY_MORE_TOKENS = 0.1
@@ -28,6 +28,10 @@ MANY_MORE_TOKENS = 0.1
 PLACEHOLDERS = {"data": "DIR", "stock_url": "URL", "sgl_url": "URL"}
 # Where the results went, and what is said otherwise.
 NOT_REPEATED = {"workload", "workloads", "json", "command"}
+
+
+class ReportError(ValueError):
+    """The report cannot be made; the message is one line for people."""
 
 
 class Verdict(StrEnum):
@@ -96,9 +100,6 @@ class Limits:
     prefill_tokens_s: float | None
     decode_tokens_s: float | None
     best_wall_s: float | None
-
-
-LIMITS = [one.name for one in dataclasses.fields(Limits) if one.name != "compute_bound"]
 
 
 @dataclass(frozen=True)
@@ -225,127 +226,131 @@ def load(places: Iterable[Path]) -> Results:
     for place in dict.fromkeys(places):
         in_folder = place.is_dir()
         for file in sorted(place.glob("*.json")) if in_folder else [place]:
-            content = content_of(file)
-            fields = Fields(content, str(file))
-            if content.get("benchmark") == SERVE:
-                datasets += _datasets(fields)
-            elif "workload" in content and "arms" in content:
-                results.append(_result(fields, file))
-            elif in_folder:
-                skipped.append(file)
-            else:
-                raise ReportError(f"{file} is no result of benchmarks.ab")
+            content = _content_of(file)
+            try:
+                if content.get("benchmark") == SERVE:
+                    datasets += _datasets(content)
+                elif "workload" in content and "arms" in content:
+                    results.append(_result(content, file))
+                elif in_folder:
+                    skipped.append(file)
+                else:
+                    raise ReportError(f"{file} is no result of benchmarks.ab")
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ReportError(f"{file} is no result of benchmarks.ab: {error!r}") from error
     if not results and not datasets:
         raise ReportError(f"no result of benchmarks.ab in {', '.join(map(str, places))}")
     return Results(tuple(_named(_in_order(results))), tuple(datasets), tuple(skipped))
 
 
-def _result(fields: Fields, file: Path) -> Result:
-    limits, same = fields.fields("limits"), fields.fields("same_output")
-    first = fields.fields("first_tokens")
-    arguments = fields.fields("arguments")
-    arms = {arm: _arm(fields.fields("arms"), arm) for arm in ARMS}
-    off, policy = arguments.texts("off"), arguments.text("policy")
-    switched = [f"without {part}" for part in off] + ([policy] if policy else [])
-    if stock_args := arguments.text("stock_args"):
+def _content_of(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValueError as error:  # no JSON, or no text
+        raise ReportError(f"{file} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ReportError(f"{file} is no result of benchmarks.ab: its JSON is no object")
+    return content
+
+
+def _result(content: dict[str, Any], file: Path) -> Result:
+    arguments, machine = content.get("arguments") or {}, content.get("machine") or {}
+    workload, same, first = content["workload"], content["same_output"], content.get("first_tokens")
+    arms = {arm: _arm(content["arms"][arm]) for arm in ARMS}
+    switched = [f"without {part}" for part in arguments.get("off") or []]
+    switched += [arguments["policy"]] if arguments.get("policy") else []
+    if stock_args := arguments.get("stock_args"):
         switched.append(f"stock with {stock_args}")
-    switched += arguments.texts("plugin_config")
-    workload, spreads = fields.text("workload"), _spreads(fields)
-    if "throughput" not in spreads:
-        raise ReportError(f"{fields.where}: there is no ratio.throughput")
+    switched += arguments.get("plugin_config") or []
+    spreads = _spreads(content)
+    _ = spreads["throughput"]
+    limits = content.get("limits") or {}
+    usual = WORKLOADS.get(workload)
     return Result(
         file=file,
         workload=workload,
-        model=_model(fields),
+        model=_model(content),
         variant="",
-        requests=fields.count("requests"),
+        requests=content["requests"],
         num_rounds=min(len(arm.rounds) for arm in arms.values()),
-        quick=bool(arguments.truth("quick")),
-        concurrency=arguments.count("concurrency")
-        or getattr(WORKLOADS.get(workload), "concurrency", None),
+        quick=bool(arguments.get("quick")),
+        concurrency=arguments.get("concurrency") or (usual.concurrency if usual else None),
         arms=arms,
         spreads=spreads,
-        first_tokens=first.count("tokens"),
-        spreads_of_first=_spreads(first),
-        same_equal=same.count("equal"),
-        same_compared=same.count("compared"),
-        differences=tuple(map(_difference, fields.list_of_fields("differences"))),
-        gain=fields.text("gain"),
-        limits=Limits(
-            compute_bound=limits.truth("compute_bound"),
-            **{name: limits.number(name) for name in LIMITS},
+        first_tokens=(first or {}).get("tokens", 0),
+        spreads_of_first=_spreads(first or {}),
+        same_equal=same["equal"],
+        same_compared=same["compared"],
+        differences=tuple(Difference(**one) for one in content.get("differences") or []),
+        gain=content.get("gain") or "",
+        limits=Limits(**{one.name: limits.get(one.name) for one in dataclasses.fields(Limits)}),
+        near_limit=_numbers(content.get("near_limit") or {}),
+        score=_numbers(content.get("score") or {}),
+        ablations=tuple(
+            Ablation(one.get("title") or one["name"], one["throughput"])
+            for one in content.get("ablations") or []
         ),
-        near_limit=fields.fields("near_limit").numbers(),
-        score=fields.fields("score").numbers(),
-        ablations=tuple(_ablation(one) for one in fields.list_of_fields("ablations")),
-        parts=fields.fields("parts").strings(),
+        parts=content.get("parts") or {},
         switched=tuple(switched),
-        server_args=fields.texts("server_args"),
-        started_here=fields.truth("started_here") is not False,
-        command=command_of(workload, arguments.content),
-        machine=_machine(fields.fields("machine")),
-        date=fields.text("date"),
-        versions=fields.fields("versions").strings(),
+        server_args=tuple(content.get("server_args") or ()),
+        started_here=content.get("started_here") is not False,
+        command=command_of(workload, arguments),
+        machine=_in_words(**machine),
+        date=content.get("date") or "",
+        versions=content.get("versions") or {},
     )
 
 
-def _difference(one: Fields) -> Difference:
-    return Difference(
-        one.count("round_number"), one.count("item"), one.text("stock"), one.text("sgl")
-    )
-
-
-def _model(fields: Fields) -> str:
+def _model(content: Mapping[str, Any]) -> str:
     """Of a folder only its name: where it lies says nothing to others."""
-    model = fields.text("model")
+    model = content["model"]
     return Path(model).name if _is_path(model) else model
 
 
-def _arm(arms: Fields, name: str) -> Arm:
-    if name not in arms.content:
-        raise ReportError(f"{arms.where}: there is no arm {name!r}")
-    fields = arms.fields(name)
-    rounds = tuple(one.numbers() for one in fields.list_of_fields("rounds"))
-    return Arm(fields.numbers(), rounds)
+def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
+    """All that are finite numbers, by their names."""
+    return {
+        key: value
+        for key, value in content.items()
+        if type(value) in (int, float) and math.isfinite(value)
+    }
 
 
-def _spreads(fields: Fields) -> dict[str, Spread]:
-    ratios = fields.fields("ratio").numbers()
+def _arm(content: Mapping[str, Any]) -> Arm:
+    return Arm(_numbers(content), tuple(map(_numbers, content.get("rounds") or [])))
+
+
+def _spreads(content: Mapping[str, Any]) -> dict[str, Spread]:
+    ratios = _numbers(content.get("ratio") or {})
     if wrong := [name for name, value in ratios.items() if value <= 0]:
-        raise ReportError(f"{fields.where}: ratio.{wrong[0]} is not above 0")
-    rounds = [one.numbers() for one in fields.list_of_fields("ratio_of_rounds")]
+        raise TypeError(f"ratio.{wrong[0]} is not above 0")
+    rounds = [_numbers(one) for one in content.get("ratio_of_rounds") or []]
     return {
         name: Spread.of(value, [one[name] for one in rounds if one.get(name, 0) > 0])
         for name, value in ratios.items()
     }
 
 
-def _ablation(fields: Fields) -> Ablation:
-    throughput = fields.number("throughput")
-    if throughput is None:
-        raise ReportError(f"{fields.where}: there is no throughput")
-    return Ablation(fields.text("title") or fields.text("name"), throughput)
-
-
-def _datasets(fields: Fields) -> list[Dataset]:
+def _datasets(content: Mapping[str, Any]) -> list[Dataset]:
     return [
         Dataset(
-            name=one.text("name"),
-            model=_model(fields),
-            arms={arm: one.fields("arms").fields(arm).numbers() for arm in ARMS},
+            name=one["name"],
+            model=_model(content),
+            arms={arm: _numbers(one["arms"][arm]) for arm in ARMS},
             spreads=_spreads(one),
         )
-        for one in fields.list_of_fields("datasets")
+        for one in content["datasets"]
     ]
 
 
-def _machine(fields: Fields) -> str:
-    """In words; "" if the file does not say."""
-    cores, processor = fields.count("cores"), fields.text("processor")
+def _in_words(cores: int = 0, processor: str | None = "", accelerator: str | None = "") -> str:
+    """The machine; "" if the file does not say."""
     words = f"{cores} {'core' if cores == 1 else 'cores'}" if cores else ""
     if processor:
         words = f"{words} of {processor}" if words else processor
-    return " and ".join(filter(None, [words, fields.text("accelerator")]))
+    return " and ".join(filter(None, [words, accelerator]))
 
 
 def command_of(workload: str, arguments: Mapping[str, Any]) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.ab.result import ROWS
 from benchmarks.medians import ARMS
-from benchmarks.report.fields import ReportError
-from benchmarks.report.loading import Dataset, Result, Results, Spread, Verdict
+from benchmarks.report.loading import Dataset, ReportError, Result, Results, Spread, Verdict
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 MEASURED_BY = "python -m benchmarks.ab all --model MODEL --json DIR"
