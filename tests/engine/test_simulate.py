@@ -158,18 +158,6 @@ def test_stock_hits_whole_blocks() -> None:
     assert run(trace, "sgl", block_size=128).cached_prompt_tokens == 119
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_asynchronous_scheduling_computes_the_same_tokens(arm: str) -> None:
-    trace = traces.generate("react", 40)
-    sync, overlapped = (
-        run(trace, arm, async_scheduling=async_scheduling) for async_scheduling in (False, True)
-    )
-    assert overlapped.computed_prompt_tokens == sync.computed_prompt_tokens
-    assert overlapped.cached_prompt_tokens == sync.cached_prompt_tokens
-    assert overlapped.requests == sync.requests
-    assert overlapped.steps == sync.steps
-
-
 def test_time_is_what_the_cost_model_says() -> None:
     call = Call(np.arange(100, dtype=np.int32), np.arange(3, dtype=np.int32))
     result = run(Trace("one call", (Program((call,), arrival_s=5.0),)), "stock", concurrency=None)
@@ -236,19 +224,6 @@ def test_programs_of_different_tenants_share_nothing(arm: str) -> None:
     programs = [Program((call,), 2.0 * number, tenant) for number, tenant in enumerate("aba")]
     result = run(Trace("tenants", tuple(programs)), arm, cache_fraction=5.0, concurrency=None)
     assert result.cached_prompt_tokens == {"stock": 80, "sgl": 95}[arm]  # the third's
-
-
-def test_calls_of_a_program_that_overlap_count_once() -> None:
-    calls = tuple(
-        Call(np.arange(100 * n, 100 * n + 50, dtype=np.int32), np.arange(4, dtype=np.int32))
-        for n in range(3)
-    )
-    result = run(
-        Trace("three at once", (Program(calls, arrival_s=0.0),)), "stock", concurrency=None
-    )
-    assert result.program_times_s[0] == pytest.approx(
-        result.requests / result.throughput_requests_s
-    )
 
 
 def test_sessions_run_in_a_closed_loop(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from benchmarks.ab.client import Asked, ClientOptions, Run, run_programs, unique
 from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
-from benchmarks.ab.workloads.base import Item
 from benchmarks.models import DEMO_MODEL
 from sgl_vllm.lang.backends.base import ChatPrompt, Message
 from sgl_vllm.lang.media import Media
@@ -220,42 +219,6 @@ def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
     assert "same output: 24 of 24" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("workload", "requests_per_program"), [("json_regex", 1), ("json_fields", 5)]
-)
-def test_both_servers_get_the_same_grammars(
-    workload: str,
-    requests_per_program: int,
-    stock: FakeVllm,
-    plugin: FakeVllm,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # What a request says of what follows depends on what is queued behind it by then.
-    monkeypatch.setattr(sgl.global_config, "enable_hints_of_what_follows", False)
-    file = tmp_path / "result.json"
-    urls = ["--stock-url", stock.url, "--sgl-url", plugin.url]
-    assert main([workload, *urls, "--quick", "--requests", "3", "--json", str(file)]) == 0
-    num_warm_up = 1
-    assert stock.bodies == plugin.bodies
-    assert len(stock.bodies) == (num_warm_up + 3) * requests_per_program
-    assert all(body["structured_outputs"].keys() == {"regex"} for body in stock.bodies)
-    content = json.loads(file.read_text())
-    assert content["arms"]["sgl"]["num_requests"] == 3 * requests_per_program
-    assert content["passes"]["sgl"]["within"]
-
-
-def test_another_text_is_counted_and_shown(
-    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plugin.reply = "{num_words} Wörter"
-    urls = ["--stock-url", stock.url, "--sgl-url", plugin.url]
-    assert main(["no_sharing", *urls, "--requests", "2", "--quick"]) == 0
-    out = capsys.readouterr().out
-    assert "same output: 0 of 2" in out
-    assert "Wörter" in out
-
-
 def test_a_server_that_fails_is_named_with_the_reason(
     stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,37 +249,9 @@ def test_a_cache_that_cannot_be_emptied_is_an_error(
 
 
 @sgl.function
-def caller(s: sgl.ProgramState, names: list[str]) -> None:
-    s += sgl.user("Call them.") + sgl.assistant(sgl.gen("calls", max_tokens=2))
-
-
-def test_a_request_has_the_fields_of_its_item_and_tool_calls_are_its_text(stock: FakeVllm) -> None:
-    def fields(item: Item) -> dict[str, Any]:
-        return {"tools": [{"function": {"name": name}} for name in item["names"]]}
-
-    items = [{"names": ["a", "b"]}, {"names": ["c"]}]
-    run = run_programs(caller, items, stock.url, 1, fields=fields)
-    assert [body["tools"] for body in stock.bodies] == [fields(item)["tools"] for item in items]
-    assert [asked.reply for asked in run.calls] == ["a {}\nb {}", "c {}"]
-    assert len(run.ttfts_s) == 2
-
-
-@sgl.function
 def twice(s: sgl.ProgramState, question: str) -> None:
     s += question + sgl.gen("first", max_tokens=2)
     s += " and" + sgl.gen("second", max_tokens=2)
-
-
-def test_programs_are_timed_from_begin_to_end_and_each_generation_to_its_first_token(
-    stock: FakeVllm,
-) -> None:
-    items = [{"question": "a b c "}, {"question": "d e "}]
-    done: list[None] = []
-    run = run_programs(twice, items, stock.url, 2, lambda: done.append(None))
-    assert run.texts == ("a b c 3 words and6 words", "d e 2 words and5 words")
-    assert len(run.latencies_s) == len(done) == 2
-    assert len(run.ttfts_s) == len(run.calls) == 4
-    assert max(run.ttfts_s) < max(run.latencies_s) <= run.wall_s
 
 
 def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) -> None:
@@ -325,14 +260,6 @@ def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) ->
     assert prompts == [3, 6]
     # The second prompt is the first, "3 words", of which "3" was fed back, and " and".
     assert unique_prompt_tokens(run, stock.url) == 3 + 2
-
-
-def test_a_reply_that_the_model_ended_is_all_in_the_cache(stock: FakeVllm) -> None:
-    stock.finish_reason = "stop"
-    run = run_programs(twice, [{"question": "a b c "}], stock.url, 1)
-    assert [one.ended for one in run.calls] == [True, True]
-    assert [len(body["prompt"].split()) for body in stock.bodies] == [3, 6]
-    assert unique_prompt_tokens(run, stock.url) == 3 + 1
 
 
 def test_an_image_is_computed_once_and_another_image_as_well(stock: FakeVllm) -> None:
@@ -344,31 +271,6 @@ def test_an_image_is_computed_once_and_another_image_as_well(stock: FakeVllm) ->
     run = Run((), (), (), (), calls, wall_s=1.0, client_cpu_s=0.1, most_at_once=1)
     first_image = 3 + len(["what", "is", "it"]) + len(["where", "is", "it"])
     assert unique_prompt_tokens(run, stock.url) == first_image + 3 + len(["what", "is", "it"])
-
-
-def test_what_a_program_returns_is_part_of_what_it_wrote(stock: FakeVllm) -> None:
-    @sgl.function
-    def returning(s: sgl.ProgramState, question: str) -> object:
-        branches = s.fork(1)
-        branches += question + sgl.gen("answer", max_tokens=2)
-        branches.join()
-        return s["answer"]
-
-    assert run_programs(returning, [{"question": "a b "}], stock.url, 1).texts == ("\n['2 words']",)
-
-
-@sgl.function(num_api_spec_tokens=4)
-def ahead(s: sgl.ProgramState, question: str) -> None:
-    s += question + sgl.gen("number", max_tokens=2, stop=" words")
-    s += " words" + sgl.gen("rest", max_tokens=2)
-
-
-def test_a_program_that_speculates_is_timed_too(stock: FakeVllm) -> None:
-    stock.finish_reason = "stop"
-    run = run_programs(ahead, [{"question": "a b c "}], stock.url, 1)
-    assert run.texts == ("a b c 3 words",)
-    assert len(stock.bodies) == len(run.ttfts_s) == len(run.calls) == 1
-    assert run.ttfts_s[0] < run.latencies_s[0]
 
 
 def test_an_error_ends_the_run(stock: FakeVllm) -> None:
@@ -423,18 +325,6 @@ def test_the_latency_of_a_program_that_pauses_is_what_it_waits_for_the_server(
     assert without.wall_s > 0.5 > without.latencies_s[0] >= sum(without.ttfts_s)
 
 
-def test_scores_are_those_of_final_states(stock: FakeVllm) -> None:
-    def score(item: Any, state: sgl.ProgramState) -> float:
-        return float(state["first"] == item["right"])
-
-    @sgl.function
-    def once(s: sgl.ProgramState, question: str, right: str) -> None:
-        s += question + sgl.gen("first", max_tokens=2)
-
-    items = [{"question": "a b ", "right": "2 words"}, {"question": "a ", "right": "2 words"}]
-    assert run_programs(once, items, stock.url, 1, score=score).scores == (1.0, 0.0)
-
-
 # -- servers that stay up
 
 
@@ -473,24 +363,6 @@ def test_servers_stay_up_as_long_as_there_is_room(lives: list[str], capacity: in
     assert len(up) == len(down)
 
 
-def test_a_server_that_failed_in_its_turn_is_not_used_again(lives: list[str]) -> None:
-    settings = ServerSettings(Path("model"), "model")
-    with Pool(2) as pool:
-        with pytest.raises(ZeroDivisionError), pool.serving("sgl", settings, print):
-            raise ZeroDivisionError
-        assert lives == ["sgl up", "sgl down"]
-        with pool.serving("sgl", settings, print) as (_, is_new):
-            assert is_new
-
-
-def test_a_big_model_needs_more_memory_than_a_small_one(tmp_path: Path) -> None:
-    small = ServerSettings(tmp_path, "model").memory_bytes()
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    assert ServerSettings(tmp_path, "model").memory_bytes() == small + 2000
-    more_cache = ServerSettings(tmp_path, "model", env={"VLLM_CPU_KVCACHE_SPACE": "3"})
-    assert more_cache.memory_bytes() == small + 2000 + 2 * 2**30
-
-
 def test_a_client_stands_for_a_router_with_canonical_order(stock: FakeVllm) -> None:
     made = plan("rag", "--canonical-order", "--requests", "30")
     workload, variant = made.workload, made.variants[2]
@@ -523,18 +395,6 @@ def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other
     assert changes == len({repr(one.settings) for one in plans}) - 1
 
 
-@pytest.mark.usefixtures("no_model_is_made")
-def test_a_workload_with_images_has_a_model_for_them() -> None:
-    assert plan("image_qa").model == "shape:vlm-33m"
-    assert plan("image_qa", "--model", "shape:vlm-tiny").model == "shape:vlm-tiny"
-    assert plan("no_sharing").model == "demo"
-
-
-def test_a_model_named_for_all_is_one_for_text() -> None:
-    plans = plans_of(parser().parse_args(["all", "--quick", "--requests", "1", "--model", "demo"]))
-    assert {*WORKLOADS} - {one.workload.name for one in plans} == {"image_qa", "video_qa"}
-
-
 def test_ablations_leave_one_thing_out_each() -> None:
     made = plan("json_regex", "--ablations", "--off", "select")
     names = [variant.name for variant in made.variants]
@@ -558,12 +418,6 @@ def test_defaults_are_those_of_the_workload() -> None:
     assert made.variants[1].plugin_config == {}
 
 
-def test_quick_is_one_round_of_fewer_programs() -> None:
-    made = plan("tight_cache", "--quick")
-    assert made.rounds == 1
-    assert len(made.items) == WORKLOADS["tight_cache"].quick_requests
-
-
 def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
     made = plan(
         *("no_sharing", "--off", "radix", "--off", "select", "--policy", "dfs-weight"),
@@ -578,18 +432,6 @@ def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
         "schedule_hold_s": 2,
         "radix_policy": "lfu",
     }
-
-
-def test_server_arguments_come_after_those_of_the_workload() -> None:
-    made = plan("tight_cache", "--server-args=--max-num-seqs 16 --seed 3")
-    assert made.settings.args[-4:] == ("--max-num-seqs", "16", "--seed", "3")
-    assert made.max_num_seqs == 16
-
-
-def test_stock_may_have_arguments_of_its_own() -> None:
-    made = plan("tight_cache", "--stock-args=--prefix-match-unit 16")
-    stock, plugin = (made.settings_of(variant).args for variant in made.variants)
-    assert stock == (*plugin, "--prefix-match-unit", "16")
 
 
 @pytest.mark.parametrize(
@@ -615,11 +457,3 @@ def test_what_does_not_fit_is_said_before_anything_starts(
         main(words)
     assert exit.value.code == 2
     assert complaint in capsys.readouterr().err
-
-
-def test_help_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    out = capsys.readouterr().out
-    assert all(name in out for name in WORKLOADS)
-    assert "A ratio above 1 always favors the plugin" in out

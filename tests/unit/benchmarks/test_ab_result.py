@@ -113,16 +113,6 @@ def test_medians_are_taken_figure_by_figure_and_counts_stay_whole() -> None:
     assert median.wall_s == 1.5
 
 
-def test_the_median_of_what_is_not_known_is_not_known() -> None:
-    rounds = [replace(figures_of(1.0), server_cpu_s=None)] * 3
-    assert median_figures(rounds).server_cpu_s is None
-
-
-def test_a_ratio_above_one_is_better_for_the_plugin() -> None:
-    ratios = result.Comparison.ratios_between(figures_of(6.0), figures_of(3.0))
-    assert ratios.throughput == ratios.latency_p50 == ratios.ttft_p99 == 2.0
-
-
 def test_the_json_is_that_of_the_contract() -> None:
     content = json.loads(comparison().to_json())
     assert content["workload"] == "tight_cache"
@@ -151,12 +141,6 @@ def test_texts_are_compared_one_by_one_in_every_round() -> None:
     assert "'twice'" in shown(made)
 
 
-def test_a_difference_is_shown_where_it_begins() -> None:
-    same = "x" * 500
-    assert result.where_they_part(same + "a", same + "b") == ("x" * 60 + "a", "x" * 60 + "b")
-    assert result.where_they_part("a", "ab") == ("a", "ab")
-
-
 def test_the_table_has_both_arms_and_the_ratio() -> None:
     rows = {line[:34].strip(): line[34:].split() for line in shown(comparison()).splitlines()}
     assert rows["prompt tokens computed"] == ["100", "50", "2.000"]
@@ -169,24 +153,6 @@ def test_the_table_has_both_arms_and_the_ratio() -> None:
     assert "round by round: 1.000 to 2.000" in text
 
 
-def test_what_is_not_known_of_a_server_elsewhere_is_left_out() -> None:
-    def unknown(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
-        return tuple(
-            replace(one, figures=replace(one.figures, server_cpu_s=None)) for one in rounds
-        )
-
-    made = comparison(
-        stock=unknown(comparison().stock),
-        sgl=unknown(comparison().sgl),
-        limits=replace(comparison().limits, compute_bound=None),
-        started_here=False,
-    )
-    text = shown(made)
-    assert "processor time of the server" not in text
-    assert "compute-bound" not in text
-    assert "server flags they should have: --max-num-seqs 8" in text
-
-
 def test_passes_are_held_against_undecided_tokens_where_a_grammar_holds_the_output() -> None:
     made = comparison(structured=True)
     expected = {"forward_passes": 10, "most": 17 + 2, "within": True}
@@ -196,9 +162,3 @@ def test_passes_are_held_against_undecided_tokens_where_a_grammar_holds_the_outp
     assert not comparison(structured=True, sgl=(more,) * 3).passes()["sgl"]["within"]
     assert json.loads(comparison().to_json())["passes"] == {}
     assert "at most" not in shown(comparison())
-
-
-def test_few_sequences_are_not_compute_bound() -> None:
-    assert not result.is_compute_bound(4, on_cpu=True)
-    assert result.is_compute_bound(8, on_cpu=True)
-    assert not result.is_compute_bound(64, on_cpu=False)

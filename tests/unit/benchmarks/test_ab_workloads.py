@@ -1,58 +1,129 @@
-"""The workloads of `benchmarks.ab`: what is asked, and of what size."""
+"""The workloads of `benchmarks.ab`: what is asked, of what size, and what is right."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from re import _parser
+from typing import Any
 
 import pytest
 
 pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
 
+import sgl_vllm as sgl
 from benchmarks.ab.workloads import (
     WORKLOADS,
+    agent_sessions,
+    api_speculation,
+    gsm8k,
+    hellaswag,
     json_fields,
     json_regex,
     json_schema,
-    no_sharing,
+    mmlu,
+    mtbench,
+    multi_chain,
+    programs,
+    questions,
+    rag,
+    react,
     tight_cache,
     tool_calls,
+    tree_of_thought,
 )
-from benchmarks.ab.workloads.base import MAX_MODEL_LEN, Texts, Vocabulary
+from benchmarks.ab.workloads.base import MAX_MODEL_LEN, Item, Texts, Vocabulary
 from benchmarks.models import DEMO_MODEL
-from benchmarks.schemas import FILE, is_plain
+from benchmarks.schemas import FILE as SCHEMAS_FILE
+from benchmarks.schemas import is_plain
+from sgl_vllm.lang.backends.base import GenAnswer, Generated, GenRequest, Usage
+from tests.unit.lang.scripted import ScriptedBackend, text_of
+
+ROOT = Path(__file__).parents[3]
+MMLU = {"subject": "law", "question": "?", "choices": [*"wxyz"], "answer": 0}
+HELLASWAG = {"ctx": "He", "endings": [*"wxyz"], "label": 0}
+WITH_OTHER_WAYS = ("programs", "image_qa", "video_qa", "tool_calls", "json_schema")
+"""Of other kinds of requests, or with texts of their own."""
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files in the real ones' formats, some with texts too long for any prompt."""
+    folder = tmp_path_factory.mktemp("data")
+
+    def lines(name: str, entries: list[dict[str, Any]]) -> None:
+        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in entries))
+
+    steps = "\n".join(
+        f"Question: Who was it {number}?\nThought 1: I search {'it ' * 60}\nAction 1: Search[it]\n"
+        f"Observation 1: It was number {number}.{' It was' * 200}"
+        for number in range(6)
+    )
+    (folder / react.PROMPTS_FILE).write_text(json.dumps({react.EXAMPLES_KEY: steps}))
+    asked = [{"question": f"Who is {name}?", "answer": "Ann"} for name in ("A", "B", "C" * 900)]
+    (folder / questions.HOTPOT_FILE).write_text(json.dumps(asked))
+    (folder / tree_of_thought.PUZZLES_FILE).write_text("Rank,Puzzles\n1,1 1 4 6\n2,1 1 11 11\n")
+    turns = [["Write a post.", "Rewrite it."], ["Tell me all of it. " * 400, "Again?"]]
+    lines(mtbench.FILE, [{"turns": one} for one in turns])
+    lines(mmlu.FILE, [{**MMLU, "question": f"What comes after {n}?"} for n in range(9)])
+    lines(hellaswag.FILE, [{**HELLASWAG, "ctx": f"A man puts {n} pans."} for n in range(30)])
+    pens = [{"question": f"{n} pens?", "answer": f"{n} pens.\n#### {n}"} for n in range(1, 9)]
+    lines(gsm8k.EXAMPLES_FILE, pens)
+    lines(gsm8k.FILE, pens)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    hard = ({"not": {"type": "string"}}, {"description": "long " * 400})
+    with gzip.open(folder / SCHEMAS_FILE, "wt") as file:
+        for one in (schema, *hard):
+            file.write(json.dumps({"name": "one", "schema": one, "tests": []}) + "\n")
+    return folder
 
 
-def test_a_text_of_n_words_has_n_tokens_alone_and_joined(
-    vocabulary: Vocabulary, tokenizer: Tokenizer
-) -> None:
+class Longest(Texts):
+    """Every number that is drawn is the highest."""
+
+    def number(self, low: int, high: int) -> int:
+        return high
+
+
+class Writer(ScriptedBackend):
+    """Writes as many words as it is asked for, and some more, as a random model's text is more
+    tokens when it is read."""
+
+    def __init__(self, vocabulary: Vocabulary, growth: float = 1.0) -> None:
+        super().__init__()
+        self._word, self._growth = str(vocabulary.words[0]), growth
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        self.asked.append(request)
+        num_words = math.ceil((request.sampling.max_new_tokens or 0) * self._growth)
+        return GenAnswer((Generated(self._word * num_words, "length"),), Usage(calls=1))
+
+    @property
+    def lengths(self) -> list[int]:
+        return [one.sampling.max_new_tokens or 0 for one in self.requests]
+
+
+def run(name: str, item: Item, backend: Writer) -> sgl.ProgramState:
+    return WORKLOADS[name].program.run(**item, temperature=0, backend=backend)
+
+
+# -- texts
+
+
+def test_a_text_of_n_words_has_n_tokens_alone_and_joined(vocabulary: Vocabulary) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     texts = Texts(vocabulary, seed=0)
     for num_tokens in (1, 7, 300):
         text, more = texts.text(num_tokens), texts.text(5)
         assert len(tokenizer.encode(text, add_special_tokens=False).ids) == num_tokens
         assert len(tokenizer.encode(text + more, add_special_tokens=False).ids) == num_tokens + 5
-
-
-def test_there_are_words_enough_for_texts_to_differ(vocabulary: Vocabulary) -> None:
-    assert len(vocabulary.words) > 500
-    assert len({*vocabulary.words}) == len(vocabulary.words)
-
-
-def test_a_tokenizer_without_words_is_refused() -> None:
-    with pytest.raises(ValueError, match="name another model"):
-        Vocabulary(Tokenizer(BPE(vocab={"a": 0}, merges=[])))
 
 
 def test_the_beginning_of_a_text_has_the_tokens_asked_for(vocabulary: Vocabulary) -> None:
@@ -62,32 +133,102 @@ def test_the_beginning_of_a_text_has_the_tokens_asked_for(vocabulary: Vocabulary
     for num in range(num_tokens):
         beginning = vocabulary.beginning(text, num)
         assert text.startswith(beginning) and vocabulary.num_tokens(beginning) <= num
-    assert vocabulary.beginning(text, num_tokens // 2)
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no tokenizer"):
-        Vocabulary.of(tmp_path / "nothing")
+# -- all of them
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_same_seed_gives_the_same_items_and_another_seed_others(
-    name: str, vocabulary: Vocabulary
-) -> None:
-    items = WORKLOADS[name].items
-    assert items(Texts(vocabulary, 0), 20) == items(Texts(vocabulary, 0), 20)
-    assert items(Texts(vocabulary, 0), 20) != items(Texts(vocabulary, 1), 20)
-    assert len(items(Texts(vocabulary, 0), 20)) == 20
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_is_listed_by_its_name_and_quick_is_less(
+def test_a_workload_has_as_many_items_as_asked_for_and_the_same_from_the_same_seed(
     name: str, vocabulary: Vocabulary
 ) -> None:
     workload = WORKLOADS[name]
-    assert workload.name == name
-    assert workload.quick_requests < workload.num_requests
-    assert {*workload.program.arg_names} == {*workload.items(Texts(vocabulary, 0), 1)[0]}
+    made = workload.items(Texts(vocabulary, 0), 20)
+    assert len(made) == 20
+    assert (
+        made == workload.items(Texts(vocabulary, 0), 20) != workload.items(Texts(vocabulary, 1), 20)
+    )
+    assert workload.name == name and workload.quick_requests < workload.num_requests
+    assert {*workload.program.arg_names} == {*made[0]}
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in WITH_OTHER_WAYS])
+@pytest.mark.parametrize("with_data", [False, True])
+def test_the_longest_program_that_can_be_drawn_fits(
+    name: str, with_data: bool, vocabulary: Vocabulary, data: Path
+) -> None:
+    workload = WORKLOADS[name]
+    drawn = Texts if name.startswith("chat") or name == "agent_sessions" else Longest
+    for item in workload.items(drawn(vocabulary, 0, data if with_data else None), 4):
+        if name == "agent_sessions":
+            item = {"contexts": without_pauses(item["contexts"])}
+        backend = Writer(vocabulary, growth=1.3)
+        run(name, item, backend)
+        scored = [one[0] for one in backend.asked if isinstance(one, tuple)]
+        of_turns = 12 * 8  # of the chat template
+        for prompt, num_tokens in [
+            *((one.prompt, one.sampling.max_new_tokens or 0) for one in backend.requests),
+            *((prompt, 32) for prompt in scored),
+        ]:
+            text = text_of(prompt)
+            assert vocabulary.num_tokens(text) + num_tokens <= MAX_MODEL_LEN - of_turns
+
+
+def without_pauses(contexts: Any) -> Any:
+    return tuple(
+        tuple(agent_sessions.Step(s.number, s.after, 0.0, s.text, s.num_tokens) for s in context)
+        for context in contexts
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("react", "Who is A?"),
+        ("rag", "Who is A?"),
+        ("tree_of_thought", "1 1 11 11"),
+        ("skeleton_of_thought", "Write a post."),
+        ("chat_short", "Write a post."),
+        ("mmlu", "What comes after"),
+        ("hellaswag", "A man puts"),
+        ("few_shot_gsm8k", "pens?"),
+        ("json_schema", '"a": {"type": "integer"}'),
+    ],
+)
+def test_the_data_are_what_is_asked(
+    name: str, words: str, vocabulary: Vocabulary, data: Path
+) -> None:
+    items = WORKLOADS[name].items
+    assert words in str(items(Texts(vocabulary, 0, data), 3))
+    assert words not in str(items(Texts(vocabulary, 0), 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "said"),
+    [
+        ("react", react.PROMPTS_FILE, '{"other": "text"}', react.PROMPTS_FILE),
+        ("tree_of_thought", tree_of_thought.PUZZLES_FILE, "Rank,Numbers\n1,1\n", "no column"),
+        ("skeleton_of_thought", mtbench.FILE, "no JSON\n", mtbench.FILE),
+        ("chat_short", mtbench.FILE, '{"turns": [1]}\n', mtbench.FILE),
+        ("mmlu", mmlu.FILE, json.dumps(MMLU | {"answer": 4}), "entry 1 of mmlu.jsonl"),
+        ("mmlu", mmlu.FILE, json.dumps(MMLU), "more than 5 questions"),
+        ("hellaswag", hellaswag.FILE, json.dumps(HELLASWAG | {"label": "7"}), "0 to 3"),
+        ("multi_chain", gsm8k.FILE, '{"question": "?", "answer": "7"}', "entry 1.*####"),
+        ("rag", questions.HOTPOT_FILE, "{}", "no list of questions"),
+        ("rag", "another.json", "{}", "cannot read"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused_with_its_place(
+    name: str, file: str, content: str, said: str, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    if name == "react":
+        (tmp_path / questions.HOTPOT_FILE).write_text('[{"question": "?"}]')
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=f"--data: .*{said}"):
+        WORKLOADS[name].items(Texts(vocabulary, 0, tmp_path), 4)
+
+
+# -- each of them
 
 
 def test_tight_cache_comes_back_to_a_group_after_all_others(vocabulary: Vocabulary) -> None:
@@ -96,39 +237,9 @@ def test_tight_cache_comes_back_to_a_group_after_all_others(vocabulary: Vocabula
     for turn in range(3):
         prefixes = [one["prefix"] for one in made[turn * num_groups : (turn + 1) * num_groups]]
         assert len(set(prefixes)) == num_groups
-    assert set(Counter(one["prefix"] for one in made).values()) == {3}
-
-
-@pytest.mark.parametrize("block_size_tokens", [16, 128])
-def test_the_tight_cache_holds_a_fifth_of_the_prefixes_and_any_one_request(
-    block_size_tokens: int,
-) -> None:
-    arguments = tight_cache.server_args(block_size_tokens)
-    cache_tokens = int(arguments[arguments.index("--num-gpu-blocks-override") + 1])
-    cache_tokens *= block_size_tokens
-    prefixes_tokens = tight_cache.NUM_GROUPS * tight_cache.PREFIX_TOKENS
-    assert 0.19 < cache_tokens / prefixes_tokens < 0.21
-    longest = tight_cache.PREFIX_TOKENS
-    longest += tight_cache.QUESTION_TOKENS[1] + tight_cache.OUTPUT_TOKENS[1]
-    assert longest < tight_cache.MAX_MODEL_LEN < cache_tokens
-
-
-def test_more_wait_than_run_and_several_of_each_group() -> None:
-    most_running = tight_cache.CACHE_SHARE * tight_cache.NUM_GROUPS  # if all are of other groups
-    assert tight_cache.WORKLOAD.concurrency - most_running > 2 * tight_cache.NUM_GROUPS
-
-
-def test_no_sharing_shares_nothing_and_fits(vocabulary: Vocabulary) -> None:
-    made = no_sharing.items(Texts(vocabulary, 0), 200)
-    begins = Counter(tuple(one["prompt"].split()[:4]) for one in made)
-    assert begins.most_common(1)[0][1] == 1
-    longest = max(len(one["prompt"].split()) + one["num_tokens"] for one in made)
-    assert longest < MAX_MODEL_LEN
-
-
-def longest(pattern: str) -> int:
-    """In characters; a token has at least one."""
-    return _parser.parse(pattern).getwidth()[1]
+    arguments = tight_cache.server_args(16)
+    cache_tokens = 16 * int(arguments[arguments.index("--num-gpu-blocks-override") + 1])
+    assert 0.19 < cache_tokens / (num_groups * tight_cache.PREFIX_TOKENS) < 0.21
 
 
 CHARACTER = """\
@@ -137,101 +248,157 @@ CHARACTER = """\
 "patronus": "otter", "age": 99, "pet": "bird"}"""
 
 
-def test_json_regex_is_json_of_nine_keys_and_one_nested_object() -> None:
+def test_json_regex_is_json_of_nine_keys_that_ends_whatever_is_decided() -> None:
     assert re.fullmatch(json_regex.CHARACTER, CHARACTER)
-    value = json.loads(CHARACTER)
-    assert len(value) == 9
-    assert [key for key in value if isinstance(value[key], dict)] == ["wand"]
+    assert len(json.loads(CHARACTER)) == 9
+    most_characters = _parser.parse(json_regex.CHARACTER).getwidth()[1]
+    assert most_characters < json_regex.MAX_TOKENS == 256
 
 
-def test_json_regex_ends_within_its_tokens_whatever_is_decided() -> None:
-    end_of_sequence = 1
-    assert longest(json_regex.CHARACTER) + end_of_sequence <= json_regex.MAX_TOKENS == 256
-    prompt = "A character of a book about, as JSON:\n"
-    most = len(prompt) + json_regex.PROMPT_TOKENS[1] + json_regex.MAX_TOKENS
-    assert most < MAX_MODEL_LEN
-
-
-def test_three_quarters_of_json_regex_are_forced() -> None:
-    """In characters: an enumeration decides one, a character class each of its own."""
-    pattern = json_regex.CHARACTER
-    repeated = [int(most) for most in re.findall(r"\{[0-9]+,([0-9]+)\}", pattern)]
-    num_classes = len(re.findall(r"\[[^]]+\]", pattern))
-    num_decided = pattern.count("(") + sum(repeated) + num_classes - len(repeated)
-    assert num_decided <= 0.25 * len(CHARACTER)
-
-
-def test_json_fields_asks_for_five_values_that_end_within_their_tokens() -> None:
-    end_of_sequence = 1
-    assert [max_tokens for _, _, max_tokens, _ in json_fields.FIELDS] == [8, 8, 8, 8, 24]
-    for _, _, max_tokens, form in json_fields.FIELDS:
-        assert longest(form) + end_of_sequence <= max_tokens
-
-
-def test_json_fields_writes_json() -> None:
+def test_json_fields_writes_json_of_five_values_that_end_within_their_tokens() -> None:
     values = ("Bern", "Suisse", "46.95", "134000", 'German", "Italian')
     text = ""
-    for (before, _, _, form), value in zip(json_fields.FIELDS, values, strict=True):
+    for (before, _, max_tokens, form), value in zip(json_fields.FIELDS, values, strict=True):
         assert re.fullmatch(form, value)
+        assert _parser.parse(form).getwidth()[1] < max_tokens
         text += before + value
-    assert json.loads(text + json_fields.END) == {
-        "name": "Bern",
-        "country": "Suisse",
-        "latitude": 46.95,
-        "population": 134000,
-        "languages": ["German", "Italian"],
-    }
+    assert json.loads(text + json_fields.END)["languages"] == ["German", "Italian"]
 
 
 def test_json_schema_asks_each_schema_before_any_again(vocabulary: Vocabulary) -> None:
     made = [one["schema"] for one in json_schema.items(Texts(vocabulary, 0), 80)]
-    assert len(set(made[:40])) == 40
-    assert set(made[:40]) == set(made[40:])
-    # A token of a byte-level vocabulary has at least one byte.
-    template_characters = 200
-    longest_prompt = max(map(len, made)) + template_characters
-    assert longest_prompt + json_schema.MAX_TOKENS < json_schema.MAX_MODEL_LEN
+    assert len(set(made[:40])) == 40 and set(made[:40]) == set(made[40:])
 
 
-def test_json_schema_takes_what_any_backend_takes_from_the_data(
-    vocabulary: Vocabulary, tmp_path: Path
+def test_tool_calls_are_strict_by_name_and_by_choice_one_and_several(
+    vocabulary: Vocabulary,
 ) -> None:
-    usable = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    contents = (usable, {"not": {"type": "string"}}, {"description": "long " * 400})
-    lines = [json.dumps({"name": "one", "schema": one, "tests": []}) for one in contents]
-    with gzip.open(tmp_path / FILE, "wt") as file:
-        file.write("\n".join(lines))
-    made = json_schema.items(Texts(vocabulary, 0, tmp_path), 3)
-    assert made == [{"schema": json.dumps(usable)}] * 3
-    with pytest.raises(ValueError, match="--data"):
-        json_schema.items(Texts(vocabulary, 0, tmp_path / "nowhere"), 3)
-
-
-def test_tool_calls_are_by_name_and_by_choice_one_and_several(vocabulary: Vocabulary) -> None:
-    made = tool_calls.items(Texts(vocabulary, 0), 30)
-    fields = [tool_calls.request_fields(item) for item in made]
+    fields = [tool_calls.request_fields(one) for one in tool_calls.items(Texts(vocabulary, 0), 30)]
     kinds = Counter(
         (one["tool_choice"] == "required", one["parallel_tool_calls"]) for one in fields
     )
     assert kinds == {(True, True): 10, (True, False): 10, (False, False): 10}
-    for one in fields:
-        names = [tool["function"]["name"] for tool in one["tools"]]
-        assert len({*names}) == tool_calls.NUM_TOOLS
-        if one["tool_choice"] != "required":
-            assert one["tool_choice"]["function"]["name"] in names
-
-
-def test_functions_are_as_openai_wants_strict_ones(vocabulary: Vocabulary) -> None:
     for tool in tool_calls.TOOLS:
         schema = tool["function"]["parameters"]
-        assert tool["function"]["strict"] and schema["additionalProperties"] is False
-        assert schema["required"] == [*schema["properties"]]
+        assert tool["function"]["strict"] and schema["required"] == [*schema["properties"]]
         assert is_plain(schema)
 
 
+def test_the_tree_of_thought_has_39_thoughts_each_behind_its_parent(
+    vocabulary: Vocabulary,
+) -> None:
+    item = tree_of_thought.items(Texts(vocabulary, 0), 1)[0]
+    backend = Writer(vocabulary)
+    run("tree_of_thought", item, backend)
+    assert Counter(backend.lengths) == Counter(item["lengths"])
+    assert len(item["lengths"]) == len({*backend.prompts}) == 39
+
+    def level(prompt: str) -> int:
+        return sum(prompt.count(words) for words in tree_of_thought.LEAD_INS)
+
+    assert Counter(map(level, backend.prompts)) == {1: 3, 2: 9, 3: 27}
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in WORKLOADS if name.startswith("json_") or name == "tool_calls"]
+    ("name", "num_requests"),
+    [("skeleton_of_thought", 10), ("llm_judge", 7), ("multi_chain", 6), ("chat_short", 4)],
 )
-def test_structured_workloads_run_one_program_at_a_time(name: str) -> None:
-    assert WORKLOADS[name].concurrency == 1
-    assert WORKLOADS[name].structured
+def test_a_program_with_branches_or_turns_asks_for_each(
+    name: str, num_requests: int, vocabulary: Vocabulary
+) -> None:
+    (item,) = WORKLOADS[name].items(Texts(vocabulary, 0), 1)
+    backend = Writer(vocabulary)
+    run(name, item, backend)
+    assert len(backend.lengths) == num_requests
+
+
+def test_agents_of_react_take_several_steps_each_after_the_last(vocabulary: Vocabulary) -> None:
+    items = react.items(Texts(vocabulary, 0), 24)
+    assert {len(item["steps"]) for item in items} == {3, 4, 5, 6, 7}
+    backend = Writer(vocabulary)
+    run("react", items[0], backend)
+    for before, after in pairwise(backend.prompts):
+        assert after.startswith(before)
+
+
+def test_documents_come_out_of_one_corpus_in_one_order(vocabulary: Vocabulary) -> None:
+    made = rag.items(Texts(vocabulary, 0), 200)
+    uses = Counter(document for item in made for document in item["documents"])
+    assert len(uses) <= rag.NUM_DOCUMENTS
+    assert uses.most_common(1)[0][1] > 5 * min(uses.values())
+    pairs = {(a, b) for item in made for a, b in pairwise(item["documents"])}
+    assert not any((b, a) in pairs for a, b in pairs)
+
+
+def test_steps_of_sessions_wait_for_the_answers_that_they_build_on(vocabulary: Vocabulary) -> None:
+    step = agent_sessions.Step
+    first = (step(0, (), 0.0, " ask", 1), step(1, (0,), 0.0, " tool", 2))
+    contexts = ((*first, step(3, (1, 2), 0.0, " found", 1)), (step(2, (0,), 0.05, " task", 3),))
+    backend = Writer(vocabulary)
+    run("agent_sessions", {"contexts": contexts}, backend)
+    word = str(vocabulary.words[0])
+    assert backend.prompts[:3] == [" ask", f" ask{word} tool", " task"]
+    assert backend.prompts[3] == f" ask{word} tool{word * 2} found"
+
+
+def test_one_call_answers_three_fields_where_the_model_goes_on_in_the_form(
+    vocabulary: Vocabulary,
+) -> None:
+    form = '{"name": "Ada", "age": 36, "job": "writer"}\n\nHere is another person: none'
+    (item,) = api_speculation.items(Texts(vocabulary, 0), 1)
+    backend = ScriptedBackend(lambda prompt: form[len(prompt) - prompt.rindex('{"name": "') :])
+    ahead = api_speculation.speculating.run(**item, temperature=0, backend=backend)
+    assert (ahead["name"], ahead["age"], ahead["job"]) == ("Ada", " 36", "writer")
+    assert len(backend.asked) == 1 and ahead.usage.saved_calls == 2
+
+
+@pytest.mark.parametrize(("name", "num_images"), [("image_qa", 1), ("video_qa", 6)])
+def test_six_questions_and_a_label_are_asked_of_the_same_images(
+    name: str, num_images: int, vocabulary: Vocabulary
+) -> None:
+    pytest.importorskip("PIL")
+    (item,) = WORKLOADS[name].items(Texts(vocabulary, 0), 1)
+    assert len({*item["images"]}) == num_images
+    backend = ScriptedBackend()
+    WORKLOADS[name].program.run(**item, temperature=0, backend=backend)
+    assert len(backend.requests) == 6
+    assert [choices for _, choices in (one for one in backend.asked if isinstance(one, tuple))] == [
+        item["labels"]
+    ]
+
+
+def test_an_example_is_in_the_mix_or_the_page_says_why_it_is_not() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    paragraph = page[page.index("`programs` leaves out") :].partition("\n\n")[0]
+    examples = {path.stem for path in programs.EXAMPLES.glob("*.py")}
+    mixed = {name.partition(".")[0] for name in programs.PROGRAMS}
+    assert {name for name in examples if f"`{name}`" in paragraph} == examples - mixed
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [(" 7 * 200 = 1,400", 1), ("\n#### 1400", 1), (" 1400, or 1399", 0), (" many", 0)],
+)
+def test_the_score_of_a_problem_is_whether_the_last_number_is_right(
+    answer: str, value: int
+) -> None:
+    @sgl.function
+    def program(s: sgl.ProgramState) -> None:
+        s.set_var("answer", answer)
+
+    score = multi_chain.WORKLOAD.score
+    assert score is not None
+    assert score({"number": 1400.0}, program.run(backend=ScriptedBackend())) == value
+
+
+def test_a_label_of_mmlu_is_one_token_and_the_right_one_scores(vocabulary: Vocabulary) -> None:
+    for item in mmlu.items(Texts(vocabulary, 0), 4):
+        prompt = item["examples"] + item["question"]
+        assert vocabulary.num_tokens(item["examples"]) <= mmlu.MAX_PREFIX_TOKENS
+        for label in mmlu.LABELS:
+            assert vocabulary.num_tokens(prompt + label) == vocabulary.num_tokens(prompt) + 1
+        state = run("mmlu", item, Writer(vocabulary))
+        assert mmlu.score(item, state) == (state["label"] == item["right"])

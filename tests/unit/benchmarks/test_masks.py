@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,9 +19,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import masks
-from benchmarks.mask_verdicts import Asker, Case, Times, Verdict, Walk, cases_of, evenly
+from benchmarks.mask_verdicts import Asker, Case, Times, Verdict, Walk
 from benchmarks.masks import Report, show_by_keyword
-from benchmarks.schemas import Instance, Schema
 
 
 @pytest.fixture(autouse=True)
@@ -128,17 +126,6 @@ def test_a_schema_is_right_when_the_valid_come_through_and_the_invalid_do_not() 
     assert (verdict.num_valid, verdict.num_invalid, verdict.disagreements) == (2, 4, 0)
 
 
-def test_an_instance_that_goes_wrong_is_named_by_its_index() -> None:
-    verdict = asker().ask(case('"a|b"', valid=("a", "c"), invalid=("b", "d")))
-    assert not verdict.right
-    assert (verdict.valid_refused, verdict.invalid_accepted) == ([1], [2])
-    assert verdict.kind == "valid refused"
-
-
-def test_a_schema_without_instances_is_right_when_it_compiles() -> None:
-    assert asker().ask(case('"a"')).right
-
-
 def test_every_call_is_timed_once_and_a_later_request_compiles_anew() -> None:
     one = asker()
     one.ask(case('"ab"', valid=("ab", "ab"), invalid=("b",)))
@@ -159,66 +146,16 @@ def test_a_panic_in_compiling_is_a_refusal_and_ends_nothing() -> None:
     assert len(one.times.compile) == 1
 
 
-def test_a_grammar_that_knows_only_later_that_it_is_none_is_a_refusal() -> None:
-    class Late(Backend):
-        def compile_grammar(self, kind: Any, schema: str) -> Grammar:
-            made: Any = super().compile_grammar(kind, schema)
-            made.ll_matcher = type("Matcher", (), {"get_error": lambda self: "no such keyword"})()
-            return made
-
-    verdict = Asker(Late(), END, 20.0).ask(case('"a"', valid=("a",)))
-    assert (verdict.kind, verdict.refused) == ("refused", "no such keyword")
-
-
-def test_an_error_later_is_a_failure_and_ends_nothing() -> None:
-    verdict = asker().ask(case('{"texts": ["a"], "broken": true}', valid=("a",)))
-    assert (verdict.kind, verdict.failed) == ("failed", "RuntimeError: out of order")
-
-
 def test_what_compiles_too_long_is_given_up_and_counts_with_the_limit() -> None:
     one = asker(limit_s=0.05)
     assert one.ask(case("sleep")).kind == "gave up"
     assert one.times.compile == [50_000_000]
 
 
-def test_the_next_schema_waits_for_a_compilation_that_goes_on() -> None:
-    class GivesUp(Backend):
-        def compile_grammar(self, kind: Any, schema: str) -> Grammar:
-            if schema == "sleep":
-                threading.Thread(target=super().compile_grammar, args=(kind, schema)).start()
-                raise ValueError("timed out")
-            return super().compile_grammar(kind, schema)
-
-    one = Asker(GivesUp(), END, 20.0)
-    assert one.ask(case("sleep")).kind == "refused"
-    threads = one.abandoned
-    assert any(thread.is_alive() for thread in threads)
-    assert one.ask(case('"a"', valid=("a",))).right
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_what_takes_too_long_token_by_token_is_given_up() -> None:
-    slow = case('{"texts": ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"], "slow_s": 0.01}', valid=("a" * 30,))
-    assert asker(limit_s=0.05).ask(slow).gave_up
-
-
 def test_a_token_over_which_mask_and_accept_disagree_is_counted() -> None:
     verdict = asker().ask(case('{"texts": ["a"], "liar": true}', valid=("a",), invalid=("b",)))
     assert verdict.disagreements == 1
     assert verdict.right  # the mask decides, as for the sampler
-
-
-def test_cases_are_chosen_evenly() -> None:
-    cases = [replace(case('"a"'), name=str(number)) for number in range(10)]
-    assert [one.name for one in evenly(cases, 4)] == ["0", "2", "5", "7"]
-    assert evenly(cases, 40) == cases
-    assert evenly([], 4) == []
-
-
-def test_instances_are_given_in_tokens() -> None:
-    schema = Schema("one", "{}", (Instance("ab", True), Instance("c", False)))
-    (made,) = cases_of([schema], lambda text: [ord(letter) for letter in text])
-    assert made.walks == (Walk((97, 98), True), Walk((99,), False))
 
 
 def test_times_are_summed_up_in_microseconds() -> None:
@@ -318,13 +255,6 @@ def test_the_command_measures_what_there_is_and_writes_all_of_it(
     assert content["versions"]["vllm"]
 
 
-def test_without_any_backend_there_is_no_result(
-    fake_backends: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert masks.main(["--backends", "sgl"]) == 1
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -342,9 +272,3 @@ def test_what_cannot_be_is_said(
         masks.main(words)
     assert exit.value.code == 2
     assert complaint in capsys.readouterr().err
-
-
-def test_a_backend_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(masks.BACKENDS, "sgl", ("nowhere", "Nothing", None))
-    assert "nowhere" in str(masks.backend_class("sgl"))
-    assert masks.backend_class("xgrammar").__name__ == "XgrammarBackend"  # type: ignore[union-attr]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
-from benchmarks.ab.workloads import gsm8k as problems
-from benchmarks.ab.workloads import mtbench
 from benchmarks.ab.workloads.base import Texts, Vocabulary
-from benchmarks.medians import median_figures
 from benchmarks.serve import datasets
 from benchmarks.serve.__main__ import _parser, main, plan_of
 from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS
@@ -69,27 +65,6 @@ def test_times_are_vllms_in_seconds_and_counts_are_the_servers() -> None:
     assert (figures.computed_prompt_tokens, figures.cached_prompt_tokens) == (700, 300)
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 99), st.floats(0.1, 99)), min_size=1, max_size=6))
-def test_a_median_count_occurred_and_a_median_time_lies_in_between(
-    rounds: list[tuple[int, float]],
-) -> None:
-    usual = joined(said(), COUNTERS)
-    median = median_figures(
-        [replace(usual, forward_passes=passes, wall_s=wall_s) for passes, wall_s in rounds]
-    )
-    assert median.forward_passes in {passes for passes, _ in rounds}
-    assert min(w for _, w in rounds) <= median.wall_s <= max(w for _, w in rounds)
-
-
-def test_a_ratio_above_1_is_better_for_the_plugin() -> None:
-    stock = a_round(4.0, p99_ttft_ms=300.0, p50_tpot_ms=0.0).figures
-    sgl = a_round(6.0, p99_ttft_ms=100.0, p50_tpot_ms=0.0).figures
-    found = DatasetResult.ratios_between(stock, sgl)
-    assert (found.throughput, found.tpot_p50) == (1.5, None)
-    assert found.ttft_p99 == pytest.approx(3.0)
-
-
 def test_the_json_has_medians_rounds_and_what_vllm_said() -> None:
     one = DatasetResult(
         "random",
@@ -127,25 +102,6 @@ def test_made_up_prompts_are_all_sent(name: str, vocabulary: Vocabulary, tmp_pat
     asked = DATASETS[name].ask(Texts(vocabulary, 0), 20, tmp_path)
     assert asked.num_prompts == 20
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_gsm8ks_questions_come_after_the_same_five_solved_ones(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(8)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    for name in (problems.EXAMPLES_FILE, problems.FILE):
-        (tmp_path / name).write_text(lines)
-    prompts = datasets.gsm8k(Texts(vocabulary, 0, tmp_path), 6)
-    assert len(prompts) == 6
-    assert all(prompt.count("Answer: ") == 5 for prompt in prompts)
-    assert prompts[5].endswith("#### 5\n\nQuestion: What is 5 + 1?\nAnswer:")
-
-
-def test_a_file_without_questions_is_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    (tmp_path / mtbench.FILE).write_text('{"text": "no turns"}\n')
-    with pytest.raises(ValueError, match=rf"cannot use entry 1 of {mtbench.FILE}: KeyError.*turns"):
-        datasets.mt_bench(Texts(vocabulary, 0, tmp_path), 4)
 
 
 def test_prompts_that_vllm_would_drop_are_left_out_and_not_counted(

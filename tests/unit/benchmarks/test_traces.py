@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -82,11 +81,6 @@ def test_a_scale_shortens_blocks_prompts_and_replies_alike(recorded: Path) -> No
     assert (len(first.reply), len(second.reply)) == (10, 2)
 
 
-def test_a_scale_that_cuts_tokens_is_refused(recorded: Path) -> None:
-    with pytest.raises(ValueError, match="1/3"):
-        read_mooncake(recorded, scale=Fraction(1, 3))
-
-
 @pytest.mark.parametrize(
     "row", [(0, 1100, 40, [0, 1]), (0, 1100, 40, [0, 1, -2]), ("soon", 10, 1, [0])]
 )
@@ -117,33 +111,6 @@ def test_a_call_continues_one_that_it_waits_for(name: str) -> None:
                 or common_prefix(one.prompt, before.prompt) > 100
                 for before in befores
             )
-
-
-@pytest.mark.parametrize("name", ["chat", "tree_of_thought", "react"])
-def test_a_next_turn_holds_the_prompt_and_the_reply_before_it(name: str) -> None:
-    for program in generate(name, 60).programs:
-        for one in program.calls:
-            for before in (program.calls[index] for index in one.after):
-                history = np.concatenate([before.prompt, before.reply])
-                assert common_prefix(one.prompt, history) == len(history) < len(one.prompt)
-
-
-def test_a_tree_of_thought_is_three_wide_and_three_deep() -> None:
-    (program,) = generate("tree_of_thought", 39).programs
-    assert len(program.calls) == 39
-    assert [one.after for one in program.calls[:6]] == [(), (), (), (0,), (0,), (0,)]
-    siblings = [one.prompt.tobytes() for one in program.calls[36:]]
-    assert len(set(siblings)) == 1
-
-
-def test_a_join_waits_for_every_branch_and_holds_their_replies() -> None:
-    (program,) = generate("fork_join", 7).programs
-    skeleton, *points, last = program.calls
-    assert [one.after for one in points] == [(0,)] * 5
-    assert last.after == (1, 2, 3, 4, 5)
-    replies = np.concatenate([skeleton.reply, *(one.reply for one in points)])
-    start = len(skeleton.prompt)
-    assert (last.prompt[start : start + len(replies)] == replies).all()
 
 
 def test_a_compiled_program_sends_its_graph_once_and_names_every_step() -> None:
@@ -183,26 +150,6 @@ def test_pauses_are_stretched_with_the_arrivals_that_a_trace_has() -> None:
 # What must be computed. Letters are tokens.
 
 
-def test_a_prefix_is_computed_once() -> None:
-    bound = reuse(trace_of(call("abcd", "x"), call("abef", "x"), call("abeg", "x")))
-    assert bound.prompt_tokens == 12
-    assert bound.must_compute_tokens == len("abcd") + len("ef") + len("g")
-
-
-def test_every_call_computes_the_last_token_of_its_prompt() -> None:
-    assert reuse(trace_of(*[call("abc", "x")] * 3)).must_compute_tokens == 3 + 1 + 1
-
-
-def test_a_reply_is_computed_by_decoding_but_for_its_last_token() -> None:
-    bound = reuse(trace_of(call("ab", "cde"), call("abcdef", "x")))
-    assert bound.must_compute_tokens == len("ab") + len("ef")
-    assert bound.working_set_tokens == len("abcdef")
-
-
-def test_without_sharing_everything_is_computed() -> None:
-    assert reuse(generate("no_sharing", 20)).best_hit_rate < 0.001
-
-
 def test_the_bound_is_that_of_counting_prefixes_one_by_one() -> None:
     rng = np.random.default_rng(0)
 
@@ -221,22 +168,3 @@ def test_the_bound_is_that_of_counting_prefixes_one_by_one() -> None:
     bound = reuse(trace_of(*calls))
     assert bound.must_compute_tokens == expected
     assert bound.working_set_tokens == len(prompts | replies)
-
-
-@pytest.mark.parametrize("name", ["chat", "thinking_chat", "few_shot"])
-def test_a_scale_shortens_every_text(name: str) -> None:
-    means = []
-    for scale in (Fraction(1), Fraction(1, 8)):
-        calls = [*generate(name, 400, seed=1, scale=scale).calls()]
-        assert min(len(call.reply) for call in calls) >= 1
-        means.append(sum(len(call.prompt) for call in calls) / len(calls))
-    assert 0.1 < means[1] / means[0] < 0.15
-
-
-def test_a_chat_whose_thoughts_are_dropped_goes_on_from_the_end_of_its_prompts() -> None:
-    for program in generate("thinking_chat", 40).programs:
-        for before, after in itertools.pairwise(program.calls):
-            length = len(before.prompt)
-            assert np.array_equal(after.prompt[:length], before.prompt)
-            kept = before.reply[len(before.reply) // 2 :]
-            assert np.array_equal(after.prompt[length : length + len(kept)], kept)
