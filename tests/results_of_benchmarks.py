@@ -1,4 +1,4 @@
-"""Results in the form of benchmarks.ab's and benchmarks.serve's JSON, for tests of the report.
+"""Results in the form of benchmarks.ab's JSON, for tests of the report.
 
 Owns the making of them: as of today with every key, and as they were before there were rounds.
 """
@@ -97,11 +97,7 @@ def result(
             "sequences_at_once": concurrency,
             "compute_bound": concurrency >= 8,
             "best_hit_rate": 0.6875,
-            "prefill_tokens_s": 2000.0,
-            "decode_tokens_s": 400.0,
-            "best_wall_s": 2.85,
         },
-        "near_limit": {"stock": 0.44, "sgl": 0.89},
         "score": {"stock": 0.5, "sgl": 0.51},
         "ablations": [
             {"name": "no_cache", "title": "no prefix cache", "figures": {}, "throughput": 0.4},
@@ -114,22 +110,6 @@ def result(
         "machine": {"processor": "a processor", "cores": 2, "accelerator": None},
         "date": "2026-11-22T03:00:00",
         "versions": {"vllm": "0.32.0 (cpu)", "sgl_vllm": "0.1.0"},
-    }
-
-
-def serve_result() -> dict[str, Any]:
-    figures = {"throughput_requests_s": 3.0, "ttft_p99_s": 0.8, "tpot_p50_s": 0.03}
-    return {
-        "benchmark": "vllm bench serve",
-        "model": "demo",
-        "datasets": [
-            {
-                "name": name,
-                "arms": {"stock": figures, "sgl": figures | {"throughput_requests_s": 4.5}},
-                "ratio": {"throughput": 1.5, "ttft_p99": 1.0, "tpot_p50": 1.0},
-            }
-            for name in ("prefix_repetition", "random")
-        ],
     }
 
 

@@ -5,7 +5,6 @@ plan.py       what is to be compared
 variants.py   stock vLLM, the plugin, and the plugin without one thing
 rounds.py     whose turn it is, and what is done in a turn
 servers.py    one arm's server: its flags, its empty cache; those that stay up
-rates.py      what the machine makes of tokens
 client.py     programs run against one server, timed
 result.py     figures, medians, ratios, JSON and the table; pure
 workloads/    what is asked: one small module each

@@ -156,12 +156,6 @@ def parser() -> argparse.ArgumentParser:
         "--ablations", action="store_true", help="also the plugin without one thing at a time"
     )
     servers_group.add_argument(
-        "--canonical-order",
-        action="store_true",
-        help="documents in the order of retrieval, and also the plugin behind a router that puts "
-        "them into the canonical order; for rag",
-    )
-    servers_group.add_argument(
         "--servers-at-once",
         type=positive,
         metavar="N",

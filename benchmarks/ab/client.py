@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -33,14 +33,11 @@ from sgl_vllm.lang.backends.base import (
     GenRequest,
     Prompt,
     ScoreAnswer,
-    TextPrompt,
     Usage,
 )
 from sgl_vllm.lang.backends.on_vllm import has_media
 from sgl_vllm.lang.backends.openai_api import prompt_body
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.protocol.request_keys import SEGMENTS
-from sgl_vllm.routing.segments import in_canonical_order
 
 REST_IN_ONE_PART = 1 << 20
 
@@ -56,12 +53,10 @@ class ClientOptions:
         parallel: a program's branches are asked for at the same time; if not, one request of a
             program after the other.
         hints: what a fork's branches, or a batch, share is sent ahead.
-        canonical_order: the segments of a prompt are put into the canonical order, as by a router.
     """
 
     parallel: bool = True
     hints: bool = True
-    canonical_order: bool = False
 
 
 @dataclass
@@ -250,7 +245,7 @@ class _OfOneProgram(sgl.Backend):
     """A backend as one program sees it, which does without what the options say.
 
     `busy` is the time in which the program waits for the server, for whatever it asks. `fields` are
-    added to its requests for text. `segments` are those of its prompts (`Workload.segments`).
+    added to its requests for text.
     """
 
     def __init__(
@@ -258,11 +253,9 @@ class _OfOneProgram(sgl.Backend):
         backend: TimedVLLM,
         options: ClientOptions,
         fields: Mapping[str, Any] | None,
-        segments: Sequence[int] | None = None,
     ) -> None:
         self.busy = _BusyTime()
         self._fields = fields
-        self._segments = segments if options.canonical_order else None
         self._backend = backend
         self._options = options
         self._turn: AbstractAsyncContextManager[Any]
@@ -274,8 +267,6 @@ class _OfOneProgram(sgl.Backend):
         return self._backend.name
 
     async def generate(self, request: GenRequest) -> GenAnswer:
-        if self._segments is not None:
-            request = replace(request, prompt=_in_canonical_order(request.prompt, self._segments))
         before = _fields.set(self._fields)
         try:
             with self.busy:
@@ -301,15 +292,6 @@ class _OfOneProgram(sgl.Backend):
     async def warm_ahead(self, prompt: Prompt) -> Usage:
         with self.busy:
             return await self._backend.warm_ahead(prompt) if self._options.hints else Usage()
-
-
-def _in_canonical_order(prompt: Prompt, segments: Sequence[int]) -> Prompt:
-    """What a router with `canonical_order` would send on."""
-    assert isinstance(prompt, TextPrompt)
-    body = {"prompt": prompt.text, "vllm_xargs": {SEGMENTS: list(segments)}}
-    changed = in_canonical_order(body)
-    assert changed is not None
-    return replace(prompt, text=changed["prompt"])
 
 
 def _calls_as_text(answer: dict[str, Any]) -> dict[str, Any]:
@@ -381,14 +363,13 @@ def run_programs(
     *,
     options: ClientOptions | None = None,
     fields: Callable[[Item], Mapping[str, Any]] | None = None,
-    segments: Callable[[Item], Sequence[int]] | None = None,
     score: Callable[[Item, sgl.ProgramState], float] | None = None,
     pauses: bool = False,
 ) -> Run:
     """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
 
     If it `pauses`, its latency is only the time in which it waits for the server. `fields` are what
-    is added to the requests of an item, `segments` what they mark. `score` is given each item and
+    is added to the requests of an item. `score` is given each item and
     its final state, after the time was taken. The first error ends it and is raised; what is still
     under way is left to fail with the server.
     """
@@ -400,8 +381,7 @@ def run_programs(
             raise sgl.ProgramCancelled("another program failed")
         begun_s = time.perf_counter()
         added = fields(item) if fields else None
-        marks = segments(item) if segments else None
-        asked = _OfOneProgram(backend, options or ClientOptions(), added, marks)
+        asked = _OfOneProgram(backend, options or ClientOptions(), added)
         state = program.run(**item, temperature=0, backend=asked)
         text, latency_s = _written(state), time.perf_counter() - begun_s
         if pauses:

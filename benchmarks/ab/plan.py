@@ -26,7 +26,6 @@ ALL = "all"
 MAX_WARM_UP_PROGRAMS = 8
 SEED = 0
 WARM_UP_SEED = 1
-PROBE_SEED = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Plan:
     """Everything that a comparison depends on.
 
     `variants` are stock vLLM, the plugin, and then the ablations; `settings` are what all of their
-    servers have in common. `probe` makes the prompts that the machine's rates are measured with.
+    servers have in common.
     """
 
     workload: Workload
@@ -43,7 +42,6 @@ class Plan:
     variants: tuple[Variant, ...]
     items: tuple[Item, ...]
     warm_up_items: tuple[Item, ...]
-    probe: Texts
     rounds: int
     concurrency: int
     arguments: Mapping[str, Any]
@@ -123,12 +121,6 @@ def _plan_of(
     others = (
         variants.ablations(plugin, structured=workload.structured) if arguments.ablations else ()
     )
-    make_items = workload.items
-    if arguments.canonical_order:
-        if workload.unordered_items is None:
-            raise ValueError(f"--canonical-order: {workload.name} has no segments; rag has")
-        make_items = workload.unordered_items
-        others = (variants.with_canonical_order(plugin), *others)
     usual = workload.quick_requests if arguments.quick else workload.num_requests
     concurrency = arguments.concurrency or workload.concurrency
     num_items = arguments.requests or usual
@@ -142,9 +134,8 @@ def _plan_of(
         name,
         settings,
         variants=(stock, plugin, *others),
-        items=tuple(make_items(texts(SEED), num_items)),
-        warm_up_items=tuple(make_items(texts(WARM_UP_SEED), num_warm_up)),
-        probe=texts(PROBE_SEED),
+        items=tuple(workload.items(texts(SEED), num_items)),
+        warm_up_items=tuple(workload.items(texts(WARM_UP_SEED), num_warm_up)),
         rounds=1 if arguments.quick else arguments.rounds,
         concurrency=concurrency,
         arguments={**_plain(vars(arguments)), "workloads": [workload.name], "model": name},

@@ -125,8 +125,6 @@ class Limits:
         compute_bound: whether a further sequence in a pass makes it longer; if not, more of them
             at once is free speed that a comparison of caches does not show. None if the servers run
             elsewhere, on a machine that is not known here.
-        prefill_tokens_s, decode_tokens_s: what the stock server makes of one long prompt, and of so
-            many sequences at once.
     """
 
     unique_prompt_tokens: int
@@ -135,15 +133,6 @@ class Limits:
     undecided_tokens: int
     sequences_at_once: int
     compute_bound: bool | None
-    prefill_tokens_s: float
-    decode_tokens_s: float
-
-    @property
-    def best_wall_s(self) -> float:
-        """The unique prompt tokens and the undecided output tokens at those rates. An estimate: a
-        pass may do some of both in less time than one after the other."""
-        prefill_s = self.unique_prompt_tokens / self.prefill_tokens_s
-        return prefill_s + self.undecided_tokens / self.decode_tokens_s
 
     @property
     def best_hit_rate(self) -> float:
@@ -218,11 +207,6 @@ class Comparison(ByTurns[Figures, Ratios]):
             [one.arrivals for one in self.stock], [one.arrivals for one in self.sgl]
         )
 
-    @property
-    def near_limit(self) -> dict[str, float]:
-        """Of each arm, the time that the limits allow as a part of the time that it took."""
-        return {arm: self.limits.best_wall_s / self.median(arm).wall_s for arm in self.arms}
-
     def passes(self) -> dict[str, dict[str, Any]]:
         """Of each arm, its forward passes and the most that they should be; nothing if the output
         is free."""
@@ -263,9 +247,7 @@ class Comparison(ByTurns[Figures, Ratios]):
             "limits": {
                 **asdict(self.limits),
                 "best_hit_rate": self.limits.best_hit_rate,
-                "best_wall_s": self.limits.best_wall_s,
             },
-            "near_limit": self.near_limit,
             "score": {arm: self.median(arm).score for arm in self.arms},
             "ablations": [
                 {
@@ -378,11 +360,6 @@ def _heading(comparison: Comparison) -> Text:
         f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
         f"tokens, {limits.undecided_tokens:,} of them undecided; up to "
         f"{limits.sequences_at_once} requests at once{bound}",
-        f"at this machine's {limits.prefill_tokens_s:,.0f} prompt and "
-        f"{limits.decode_tokens_s:,.0f} output tokens/s that takes {limits.best_wall_s:.1f} s; "
-        + ", ".join(
-            f"{arm} is at {near:.0%} of that speed" for arm, near in comparison.near_limit.items()
-        ),
         f"{flags}: {' '.join(comparison.server_args) or 'none'}",
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
     )

@@ -15,7 +15,7 @@ from typing import Any
 from rich.progress import Progress
 
 import sgl_vllm as sgl
-from benchmarks.ab import rates, result, servers
+from benchmarks.ab import result, servers
 from benchmarks.ab.client import Run, run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan
 from benchmarks.ab.result import Ablation, Comparison, Limits, Round
@@ -59,10 +59,8 @@ def compare(
                 if variant.name == "sgl":
                     parts = servers.plugin_parts(url)
                 if first_run is None:
-                    progress.update(task, description=f"{label}: the machine's limits")
                     first_run, unique = run, unique_prompt_tokens(run, url)
                     sequences = min(run.most_at_once, plan.max_num_seqs or run.most_at_once)
-                    machine_rates = rates.measure(url, plan.probe, sequences)
             progress.update(task, description=f"{label}: {done.figures.wall_s:.1f} s")
     assert first_run is not None
     stock = rounds[STOCK.name][0].figures
@@ -86,8 +84,6 @@ def compare(
             undecided_tokens=min(stock.output_tokens, _undecided_tokens(rounds["sgl"])),
             sequences_at_once=sequences,
             compute_bound=compute_bound if started_here else None,
-            prefill_tokens_s=machine_rates.prefill_tokens_s,
-            decode_tokens_s=machine_rates.decode_tokens_s,
         ),
         parts=parts,
         server_args=plan.settings.args,
@@ -113,7 +109,6 @@ def take_turn(
         on_done,
         options=variant.client,
         fields=plan.workload.request_fields,
-        segments=plan.workload.segments,
         score=plan.workload.score,
         pauses=plan.workload.pauses,
     )

@@ -46,12 +46,6 @@ def plugin_variant(options: Mapping[str, Any], off: Iterable[str], policy: str |
     return Variant("sgl", NAMES["sgl"], plugin_config=plugin_config, client=client)
 
 
-def with_canonical_order(plugin: Variant) -> Variant:
-    """The plugin behind what a router does to requests that mark their segments."""
-    client = replace(plugin.client, canonical_order=True)
-    return replace(plugin, name="canonical_order", title="canonical order", client=client)
-
-
 def ablations(plugin: Variant, *, structured: bool) -> tuple[Variant, ...]:
     """The plugin, as it was asked for, without one thing each. Of programs whose output is free,
     jump-forward is no part."""

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FOLDER_OR_FILE",
-        help="JSON of benchmarks.ab or benchmarks.serve; of a folder, all *.json",
+        help="JSON of benchmarks.ab; of a folder, all *.json",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page, with plots")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table alone")

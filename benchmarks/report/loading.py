@@ -1,4 +1,4 @@
-"""Results as their files have them: of `benchmarks.ab`, and of `benchmarks.serve` where there are.
+"""Results of `benchmarks.ab` as their files have them.
 
 Owns the reading of the JSON, what a spread says of a ratio, and the names that tell results apart.
 Pure but for reading files. Files are from any version of the benchmarks: what one lacks is None or
@@ -21,7 +21,6 @@ from benchmarks.ab.result import Difference
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.medians import ARMS, ratio
 
-SERVE = "vllm bench serve"
 MANY_MORE_TOKENS = 0.1
 """Arms whose prompts differ by more than this share ask in different ways."""
 # Arguments that are files or addresses of the machine that measured: what stands for them.
@@ -97,9 +96,6 @@ class Limits:
     sequences_at_once: float | None
     compute_bound: bool | None
     best_hit_rate: float | None
-    prefill_tokens_s: float | None
-    decode_tokens_s: float | None
-    best_wall_s: float | None
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class Result:
         spreads: by the names of the JSON's "ratio"; "throughput" is always there.
         first_tokens: how many tokens the plugin's first messages have, if more than one, else 0.
         spreads_of_first: of the times to that many tokens: "p50" and "p99".
-        score, near_limit: by arm; an arm that has none is not there.
+        score: by arm; an arm that has none is not there.
         num_rounds: of each arm; 0 if the file does not say.
         quick: whether it was a look and no measurement.
     """
@@ -141,7 +137,6 @@ class Result:
     differences: tuple[Difference, ...]
     gain: str
     limits: Limits
-    near_limit: Mapping[str, float]
     score: Mapping[str, float]
     ablations: tuple[Ablation, ...]
     parts: Mapping[str, str]
@@ -180,17 +175,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """One data set of vLLM's own load generator: medians of both arms by the names of
-    `benchmarks.serve.result.Figures`, and the ratios that there are."""
-
-    name: str
-    model: str
-    arms: Mapping[str, Mapping[str, float]]
-    spreads: Mapping[str, Spread]
-
-
-@dataclass(frozen=True)
 class Results:
     """Everything that a report is made of.
 
@@ -199,7 +183,6 @@ class Results:
     """
 
     results: tuple[Result, ...]
-    datasets: tuple[Dataset, ...]
     skipped: tuple[Path, ...]
 
     def values(self, name: str) -> tuple[str, ...]:
@@ -221,16 +204,13 @@ def load(places: Iterable[Path]) -> Results:
     """The results in files, and in all `*.json` of folders. ReportError if one cannot be read,
     lacks what matters, or there is none."""
     results: list[Result] = []
-    datasets: list[Dataset] = []
     skipped: list[Path] = []
     for place in dict.fromkeys(places):
         in_folder = place.is_dir()
         for file in sorted(place.glob("*.json")) if in_folder else [place]:
             content = _content_of(file)
             try:
-                if content.get("benchmark") == SERVE:
-                    datasets += _datasets(content)
-                elif "workload" in content and "arms" in content:
+                if "workload" in content and "arms" in content:
                     results.append(_result(content, file))
                 elif in_folder:
                     skipped.append(file)
@@ -238,9 +218,9 @@ def load(places: Iterable[Path]) -> Results:
                     raise ReportError(f"{file} is no result of benchmarks.ab")
             except (KeyError, TypeError, AttributeError) as error:
                 raise ReportError(f"{file} is no result of benchmarks.ab: {error!r}") from error
-    if not results and not datasets:
+    if not results:
         raise ReportError(f"no result of benchmarks.ab in {', '.join(map(str, places))}")
-    return Results(tuple(_named(_in_order(results))), tuple(datasets), tuple(skipped))
+    return Results(tuple(_named(_in_order(results))), tuple(skipped))
 
 
 def _content_of(file: Path) -> dict[str, Any]:
@@ -286,7 +266,6 @@ def _result(content: dict[str, Any], file: Path) -> Result:
         differences=tuple(Difference(**one) for one in content.get("differences") or []),
         gain=content.get("gain") or "",
         limits=Limits(**{one.name: limits.get(one.name) for one in dataclasses.fields(Limits)}),
-        near_limit=_numbers(content.get("near_limit") or {}),
         score=_numbers(content.get("score") or {}),
         ablations=tuple(
             Ablation(one.get("title") or one["name"], one["throughput"])
@@ -331,18 +310,6 @@ def _spreads(content: Mapping[str, Any]) -> dict[str, Spread]:
         name: Spread.of(value, [one[name] for one in rounds if one.get(name, 0) > 0])
         for name, value in ratios.items()
     }
-
-
-def _datasets(content: Mapping[str, Any]) -> list[Dataset]:
-    return [
-        Dataset(
-            name=one["name"],
-            model=_model(content),
-            arms={arm: _numbers(one["arms"][arm]) for arm in ARMS},
-            spreads=_spreads(one),
-        )
-        for one in content["datasets"]
-    ]
 
 
 def _in_words(cores: int = 0, processor: str | None = "", accelerator: str | None = "") -> str:

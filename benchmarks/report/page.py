@@ -16,7 +16,6 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.medians import ARMS
 from benchmarks.report import plots, tables
 from benchmarks.report.loading import Result, Results, Verdict
 from benchmarks.report.plots import Plot
@@ -74,7 +73,6 @@ def page(results: Results, home: str | None = None) -> str:
         provenance=tables.provenance(results),
         table=table,
         plots=plots.overview(shown) if shown else (),
-        serve=tables.serve_table(results.datasets) if results.datasets else None,
         sections=[
             Section(one, limits_of(one), tables.figures_table(one), plots.ablations(one))
             for one in shown
@@ -108,25 +106,6 @@ def limits_of(one: Result) -> tuple[str, ...]:
         }[limits.compute_bound]
         noun = "request" if limits.sequences_at_once == 1 else "requests"
         said.append(f"Up to {count(limits.sequences_at_once)} {noun} at once{bound}.")
-    if limits.best_wall_s is not None:
-        rates = " and ".join(
-            f"{count(rate)} tokens/s of {what}"
-            for rate, what in (
-                (limits.prefill_tokens_s, "prompts"),
-                (limits.decode_tokens_s, "decoding"),
-            )
-            if rate is not None
-        )
-        at = f" at stock's {rates}" if rates else ""
-        near = ", ".join(
-            f"{plots.NAMES[arm]} {percent(one.near_limit[arm])}"
-            for arm in ARMS
-            if arm in one.near_limit
-        )
-        said.append(
-            f"What must be computed and decided would take {limits.best_wall_s:.3g} s{at}"
-            + (f". Of that speed: {near}." if near else ".")
-        )
     return tuple(said)
 
 

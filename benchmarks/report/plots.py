@@ -82,17 +82,6 @@ def overview(results: Sequence[Result]) -> tuple[Plot, ...]:
         )
     if known := [one for one in results if _has_tails(one)]:
         plots.append(tails(known))
-    if known := [one for one in results if all(arm in one.near_limit for arm in ARMS)]:
-        plots.append(
-            _pairs(
-                known,
-                "How near to the limit",
-                "100 % is the time that the tokens which any server must compute and decide would "
-                "take, at the rates of stock on this machine.",
-                lambda one, arm: one.near_limit[arm],
-                lambda one, arm: percent(one.near_limit[arm]),
-            )
-        )
     return tuple(plots)
 
 

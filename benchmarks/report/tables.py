@@ -12,19 +12,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.ab.result import ROWS
 from benchmarks.medians import ARMS
-from benchmarks.report.loading import Dataset, ReportError, Result, Results, Spread, Verdict
+from benchmarks.report.loading import ReportError, Result, Results, Spread, Verdict
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 MEASURED_BY = "python -m benchmarks.ab all --model MODEL --json DIR"
 SHOWN_BY = "python -m benchmarks.report DIR"
-# Of vLLM's load generator: the names in benchmarks.serve's JSON, and the words.
-SERVE_ROWS: tuple[tuple[str, str], ...] = (
-    ("throughput_requests_s", "requests/s"),
-    ("ttft_p50_s", "first token, p50, s"),
-    ("ttft_p99_s", "first token, p99, s"),
-    ("tpot_p50_s", "per further token, p50, s"),
-    ("computed_prompt_tokens", "prompt tokens computed"),
-)
 
 
 @dataclass(frozen=True)
@@ -154,10 +146,6 @@ def _score(one: Result) -> Cell:
     return _both(_three_decimals, *(one.score.get(arm) for arm in ARMS))
 
 
-def _near_limit(one: Result) -> Cell:
-    return _both(percent, *(one.near_limit.get(arm) for arm in ARMS))
-
-
 def _same_output(one: Result) -> Cell:
     if not one.same_compared:
         return EMPTY
@@ -187,7 +175,6 @@ COLUMNS = (
     Column("hit rate", False, _hit_rate),
     Column("same output", True, _same_output),
     Column("score", True, _score),
-    Column("of the limit", False, _near_limit),
 )
 
 
@@ -229,42 +216,6 @@ def _as(form: str, value: float) -> float:
     return round(value) if form.endswith("d") else value
 
 
-def _short(value: float | None) -> str:
-    """Counts in full, measured values to three digits."""
-    if value is None or isinstance(value, int) or value >= 1000:
-        return count(value)
-    return f"{value:.3g}"
-
-
-def serve_table(datasets: Sequence[Dataset]) -> Table:
-    """Of `vllm bench serve`: ratios, and what they are ratios of."""
-    ratios = (
-        ("throughput", "throughput"),
-        ("ttft_p99", "first token, p99"),
-        ("tpot_p50", "per further token, p50"),
-    )
-    rows_of_arms = [
-        row
-        for row in SERVE_ROWS
-        if any(row[0] in one.arms[arm] for one in datasets for arm in ARMS)
-    ]
-    rows = []
-    for one in datasets:
-        cells = [
-            Cell(one.name, one.model),
-            *(ratio_cell(one.spreads.get(name)) for name, _ in ratios),
-        ]
-        for name, _ in rows_of_arms:
-            cells.append(_both(_short, *(one.arms[arm].get(name) for arm in ARMS)))
-        rows.append(tuple(cells))
-    headings = (
-        "data set",
-        *(words for _, words in ratios),
-        *(words for _, words in rows_of_arms),
-    )
-    return Table(headings, tuple(rows))
-
-
 # -- Markdown
 
 
@@ -274,9 +225,6 @@ def markdown(results: Results, option: str = "") -> str:
     parts = []
     if results.results:
         parts += [_markdown_table(short_table(results.results)), caption(results, option)]
-    if results.datasets:
-        table = _markdown_table(serve_table(results.datasets))
-        parts.append(f"By vLLM's own load generator, `vllm bench serve`:\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 

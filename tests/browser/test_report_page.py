@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.report import __main__ as command
-from tests.results_of_benchmarks import HOSTILE, old_result, result, serve_result, write
+from tests.results_of_benchmarks import HOSTILE, old_result, result, write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -44,7 +44,6 @@ def file(tmp_path_factory) -> Path:
         result(workload="chat_long", ratio=0.9),
         old_result(workload="mmlu", ratio=12.0),
         hostile,
-        serve_result(),
     ]
     for number, content in enumerate(contents):
         write(folder, str(number), content)
@@ -130,7 +129,6 @@ def test_every_plot_can_be_seen_and_read(page, width) -> None:
         "Prompt tokens computed",
         "Prompt tokens from the cache",
         "Time to first token",
-        "How near to the limit",
     )
     for title in titles:
         plot = page.get_by_role("group", name=title, exact=True).locator("svg")
@@ -183,10 +181,6 @@ def test_a_heading_sorts_and_a_second_click_turns_the_order_around(page, width) 
     heading.click()
     assert names() == most_first[::-1]
     assert heading.locator("..").get_attribute("aria-sort") == "ascending"
-    # One result says nothing of its limit, so it stays last.
-    for _ in range(2):
-        table.get_by_role("button", name="of the limit").click()
-        assert names()[-1] == "mmlu"
 
 
 def test_the_contents_lead_to_every_part(page) -> None:
@@ -194,7 +188,7 @@ def test_the_contents_lead_to_every_part(page) -> None:
     contents.locator("summary").click()
     for link in contents.get_by_role("link").all():
         assert page.locator(link.get_attribute("href")).count() == 1
-    assert contents.get_by_role("link").count() == 5 + 7
+    assert contents.get_by_role("link").count() == 4 + 7
 
 
 def test_what_is_worse_is_said_on_top_and_is_red(page) -> None:

@@ -115,9 +115,6 @@ class Workload:
             `tools`, given its item. Such requests are not streamed.
         pauses: whether the program waits for others than the server, such as tools and people. Its
             latency is then only the time in which it waits for the server.
-        segments: where the first prompt of an item has segments whose order does not matter, as
-            requests mark them (`sgl_segments`), and `unordered_items` are items that have them in
-            another order each time. Both for `--canonical-order`; None if there are no such.
         score: how good one run's result is, from 0 to 1, given its item and its final state; None
             if there is no right answer.
         server_args: flags that both servers get, given the number of tokens in a KV block.
@@ -136,8 +133,6 @@ class Workload:
     request_fields: Callable[[Item], Mapping[str, Any]] | None = None
     pauses: bool = False
     stock_program: sgl.Program | None = None
-    segments: Callable[[Item], list[int]] | None = None
-    unordered_items: Callable[[Texts, int], list[Item]] | None = None
     score: Callable[[Item, sgl.ProgramState], float] | None = None
     server_args: Callable[[int], tuple[str, ...]] = usual_server_args
 

@@ -2,9 +2,7 @@
 
 Some documents are asked for much more often than others: the one of rank r with a weight of 1 / r.
 Whatever finds them, they stand in a prompt in one fixed order, that of their ranks, so that prompts
-have beginnings in common: the first document, the first two, or all three. With
-`--canonical-order`, they stand in the order in which they were found instead, and requests mark
-them as segments.
+have beginnings in common: the first document, the first two, or all three.
 
 With `--data` questions, and the lengths of answers, are those of HotPotQA (``hotpot_dev_200.json``,
 a list of ``{"question": str, "answer": str}``), else made up. Documents are made up in either case.
@@ -13,7 +11,6 @@ An answer does not end by itself. There is no score: no document says what is as
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,36 +42,17 @@ class Question:
 @sgl.function
 def answer(s: sgl.ProgramState, documents: tuple[str, ...], question: str, num_tokens: int) -> None:
     for document in documents:
-        s += _shown(document)
+        s += "Document:" + document + "\n\n"
     s += "Question: " + question + "\nAnswer:"
     s += sgl.gen("answer", max_tokens=num_tokens, ignore_eos=True)
 
 
-def _shown(document: str) -> str:
-    return "Document:" + document + "\n\n"
-
-
-def segments(item: Item) -> list[int]:
-    """The documents' intervals of characters in the prompt, a start and an end by turns."""
-    ends = itertools.accumulate((len(_shown(one)) for one in item["documents"]), initial=0)
-    return [mark for pair in itertools.pairwise(ends) for mark in pair]
-
-
 def items(texts: Texts, num_requests: int) -> list[Item]:
     """Raises ValueError if the data is not as above."""
-    return _items(texts, num_requests, in_order=True)
-
-
-def unordered_items(texts: Texts, num_requests: int) -> list[Item]:
-    """The same with the documents in the order in which they were found."""
-    return _items(texts, num_requests, in_order=False)
-
-
-def _items(texts: Texts, num_requests: int, *, in_order: bool) -> list[Item]:
     corpus = [texts.text(texts.number(*DOCUMENT_TOKENS)) for _ in range(NUM_DOCUMENTS)]
     return [
         {
-            "documents": _retrieved(texts, corpus, in_order),
+            "documents": _retrieved(texts, corpus),
             "question": one.text,
             "num_tokens": one.num_answer_tokens,
         }
@@ -82,12 +60,12 @@ def _items(texts: Texts, num_requests: int, *, in_order: bool) -> list[Item]:
     ]
 
 
-def _retrieved(texts: Texts, corpus: Sequence[str], in_order: bool) -> tuple[str, ...]:
+def _retrieved(texts: Texts, corpus: Sequence[str]) -> tuple[str, ...]:
     weights = 1 / np.arange(1, len(corpus) + 1)
     found = texts.rng.choice(
         len(corpus), DOCUMENTS_PER_PROMPT, replace=False, p=weights / weights.sum()
     )
-    return tuple(corpus[index] for index in (sorted(found) if in_order else found))
+    return tuple(corpus[index] for index in sorted(found))
 
 
 def _questions(texts: Texts, number: int) -> list[Question]:
@@ -120,8 +98,6 @@ WORKLOAD = Workload(
     ),
     program=answer,
     items=items,
-    segments=segments,
-    unordered_items=unordered_items,
     num_requests=24,
     quick_requests=8,
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise, permutations
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,6 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
             elif self.path == "/v1/completions":
                 body.pop("request_id", None)  # no two requests have the same
                 body.get("vllm_xargs", {}).pop("sgl_program", None)  # nor two programs
-                if "n" in body and "stream" not in body:  # how fast is it?
-                    time.sleep(0.001 * body["max_tokens"] + 1e-5 * len(body["prompt"]))
-                    self._json({})
-                    return
                 if "stream" not in body:  # a hint, whose answer nobody reads
                     fake.hints.append(body["prompt"])
                     usage = {"prompt_tokens": 1, "completion_tokens": 1}
@@ -363,22 +359,6 @@ def test_servers_stay_up_as_long_as_there_is_room(lives: list[str], capacity: in
     assert len(up) == len(down)
 
 
-def test_a_client_stands_for_a_router_with_canonical_order(stock: FakeVllm) -> None:
-    made = plan("rag", "--canonical-order", "--requests", "30")
-    workload, variant = made.workload, made.variants[2]
-    assert variant.name == "canonical_order" and variant.plugin_config == {}
-    item = next(one for one in made.items if len(set(one["documents"])) == 3)
-    items = [{**item, "documents": order} for order in permutations(item["documents"])]
-    for options, num_prompts in ((made.variants[1].client, 6), (variant.client, 1)):
-        stock.bodies.clear()
-        run_programs(
-            workload.program, items, stock.url, 2, options=options, segments=workload.segments
-        )
-        prompts = {body["prompt"] for body in stock.bodies}
-        assert len(prompts) == num_prompts
-        assert all(one in prompt for prompt in prompts for one in item["documents"])
-
-
 # -- arguments
 
 
@@ -446,7 +426,6 @@ def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
         (["tight_cache", "--json", "/nowhere/result.json"], "/nowhere"),
         (["json_schema", "--data", "/nowhere"], "there is no folder /nowhere"),
         (["tight_cache", "--rounds", "0"], "less than 1"),
-        (["tight_cache", "--canonical-order"], "rag"),
         (["knitting"], "tight_cache"),
     ],
 )

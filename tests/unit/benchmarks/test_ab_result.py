@@ -60,8 +60,6 @@ def comparison(**changes: object) -> Comparison:
             undecided_tokens=17,
             sequences_at_once=8,
             compute_bound=True,
-            prefill_tokens_s=60.0,
-            decode_tokens_s=17.0,
         ),
         parts={"radix": "on", "schedule": "off (by option)"},
         server_args=("--max-num-seqs", "8"),
