@@ -37,6 +37,17 @@ HEADINGS = {
 }
 """Each part, and the heading under which its options are listed, in that order."""
 
+REMOVED = {
+    "approximate_choice": "no choice of tokens brought answers measurably closer to the exact "
+    "ones. Leave it out: the first tokens of each segment are computed",
+    "schedule_cheapest_victim": "it gained no throughput. Leave it out: vLLM preempts the newest "
+    "request",
+    "schedule_policy=random": "it was for comparisons only. Use fcfs for an order that ignores the "
+    "cache",
+}
+"""Options that there were, and `option=value` for values that one had: why they are gone, and what
+to do. The message that refuses them says so."""
+
 ALL_OPTIONS = "; vllm serve --help=plugin-config lists the options"
 
 Value = TypeVar("Value", bool, int, float, str)
@@ -241,21 +252,10 @@ class Options:
     )
     approximate_recompute: float = _option(
         0.15,
-        "The share of the reused segments' tokens that is computed in its new place. With 1, "
-        "nothing is reused.",
+        "The share of each reused segment's tokens, from its first token on, that is computed in "
+        "its new place. With 1, nothing is reused.",
         part="radix",
         maximum=1.0,
-        page="approximate-reuse.md",
-    )
-    approximate_choice: str = _option(
-        "first",
-        "Which tokens of reused segments these are.",
-        part="radix",
-        choices=lambda: {
-            "first": "the first ones of each segment",
-            "deviating": "those whose values in the model's second layer differ most from the "
-            "cached ones; finding them takes a part of a layer's time",
-        },
         page="approximate-reuse.md",
     )
     select: bool = _option(
@@ -335,13 +335,6 @@ class Options:
         0,
         "Share the engine fairly between tenants (`cache_salt` and LoRA adapter): a tenant that is "
         "this many computed tokens ahead of another waiting tenant goes last. 0 turns it off.",
-        part="schedule",
-        page="scheduling.md",
-    )
-    schedule_cheapest_victim: bool = _option(
-        False,
-        "When the cache is full, preempt the request that loses the fewest computed tokens, not "
-        "the newest one.",
         part="schedule",
         page="scheduling.md",
     )
@@ -521,9 +514,13 @@ def _check(values: Mapping[str, Any]) -> None:
     fields = {field.name: field for field in dataclasses.fields(Options)}
     problems: list[str] = []
     for name, value in values.items():
-        if name not in fields:
+        if name in REMOVED:
+            problems.append(f"{name} was removed: {REMOVED[name]}")
+        elif name not in fields:
             problems.append(f"unknown option {name}" + did_you_mean(name, fields, ALL_OPTIONS))
         elif problem := _problem(fields[name], value):
+            if reason := REMOVED.get(f"{name}={value}"):
+                problem = f"no longer takes {value!r}: {reason}"
             hint = OptionInfo.of(fields[name]).hint
             problems.append(f"{name} {problem}" + (hint and f"; {hint}"))
     if problems:

@@ -43,19 +43,15 @@ def add_rows(
     request: Request,
     blocks: Sequence[KVCacheBlock],
     chunks: Iterable[Chunk],
-) -> list[str]:
+) -> None:
     """Let the pass of `output`, in which `request` is scheduled, compute chunks of its prompt. They
     must fit beside what is scheduled (`leave_room`).
 
     Args:
         blocks: of the request, from its first token on.
-
-    Returns:
-        The id of each row.
     """
     assert request.prompt_token_ids is not None
     block_ids = [block.block_id for block in blocks]
-    row_ids = []
     for chunk in chunks:
         row_id = f"{request.request_id} chunk {chunk.start}"
         token_ids = request.prompt_token_ids[: chunk.end + 1]
@@ -75,15 +71,6 @@ def add_rows(
         output.num_scheduled_tokens[row_id] = chunk.num_tokens
         output.total_num_scheduled_tokens += chunk.num_tokens
         scheduler.finished_req_ids.add(row_id)  # the next step tells the workers
-        row_ids.append(row_id)
-    return row_ids
-
-
-def move_row(row: NewRequestData, prompt_token_ids: list[int], chunk: Chunk) -> None:
-    """Let a row of a pass that has not begun compute another chunk of its prompt, of as many
-    tokens."""
-    row.prompt_token_ids = row.prefill_token_ids = prompt_token_ids[: chunk.end + 1]
-    row.num_computed_tokens = chunk.start
 
 
 class Room:
@@ -103,31 +90,24 @@ class Room:
         self._num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
         self._num_tokens = min(max_tokens // 2, max_tokens - num_running)
         self._num_listed = MAX_LISTED_TOKENS
-        self._take([*chunks], 0)
+        for chunk in chunks:
+            self._take(chunk)
 
-    def has(self, chunks: Sequence[Chunk], farthest: int = 0) -> bool:
-        """Whether there is room for all of these chunks.
-
-        Args:
-            farthest: the end of the chunk that each of them may be moved to.
-        """
-        return (
-            self._num_rows >= len(chunks)
-            and self._num_tokens >= sum(chunk.num_tokens for chunk in chunks)
-            and self._num_listed >= sum(max(chunk.end, farthest) for chunk in chunks)
+    def take(self, chunk: Chunk) -> bool:
+        """Whether there is room for a chunk. If there is, it has it from now on."""
+        has_room = (
+            self._num_rows >= 1
+            and self._num_tokens >= chunk.num_tokens
+            and self._num_listed >= chunk.end
         )
-
-    def take(self, chunks: Sequence[Chunk], farthest: int = 0) -> bool:
-        """As `has`; if there is room, they have it from now on."""
-        has_room = self.has(chunks, farthest)
         if has_room:
-            self._take(chunks, farthest)
+            self._take(chunk)
         return has_room
 
-    def _take(self, chunks: Sequence[Chunk], farthest: int) -> None:
-        self._num_rows -= len(chunks)
-        self._num_tokens -= sum(chunk.num_tokens for chunk in chunks)
-        self._num_listed -= sum(max(chunk.end, farthest) for chunk in chunks)
+    def _take(self, chunk: Chunk) -> None:
+        self._num_rows -= 1
+        self._num_tokens -= chunk.num_tokens
+        self._num_listed -= chunk.end
 
 
 @contextlib.contextmanager

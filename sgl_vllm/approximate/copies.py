@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sgl_vllm.approximate.kv_layout import KVLayout
-from sgl_vllm.approximate.part import reason_in
 from sgl_vllm.approximate.rotation import Rotation
 from sgl_vllm.vllm_api.patching import wrap
 from sgl_vllm.vllm_api.runners import install, is_known
@@ -95,8 +94,10 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         copier = TurnedCopier(layers, block_size)
         if not copier.is_right():
             return "the self-test of its copies failed on this device"
+    except ValueError as error:
+        return str(error)
     except Exception as error:  # requests can be served without it
-        return reason_in(error)
+        return f"{type(error).__name__}: {error}"
     install(copier, runner)
     return None
 

@@ -69,10 +69,6 @@ class KVLayout:
         keys, values = (part.read(blocks, offsets) for part in self._parts)
         return keys, values
 
-    def read_values(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The second half of `read`."""
-        return self._parts[1].read(blocks, offsets)
-
     def write(
         self,
         blocks: torch.Tensor,

@@ -8,7 +8,6 @@ from sgl_vllm.radix.layouts import layer_specs
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
     from sgl_vllm.part import EngineView
@@ -54,16 +53,6 @@ def why_off(engine: EngineView) -> str | None:
     return None
 
 
-def why_first(config: VllmConfig) -> str | None:
-    """Why the first tokens of segments are computed, and not those that deviate most; None if these
-    can be found, as far as is known before workers are asked (`deviation.use_in_worker`)."""
-    if config.lora_config is not None:
-        return "adapters are chosen for the tokens of a pass"
-    if config.parallel_config.data_parallel_size > 1:
-        return "data-parallel ranks run all passes together"
-    return None
-
-
 def why_exact(request: Request) -> str | None:
     """Why a request that asks for approximate reuse computes exactly; None if it may reuse."""
     params = request.sampling_params
@@ -76,8 +65,3 @@ def why_exact(request: Request) -> str | None:
     if request.skip_reading_prefix_cache or request.resumable:
         return "it does not read the prefix cache"
     return None
-
-
-def reason_in(error: Exception) -> str:
-    """Why a worker cannot do its part, for a log line: a ValueError says it in words."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -2,11 +2,11 @@
 
 Owns the life of a request that reuses: its plan, the jumps over what it reuses, the copies that
 fill it, and the flag in its answer. Does not own the index (`segment_index.py`), the plan's rules
-(`plan.py`), the copying (`copies.py`), which tokens deviate most (`deviation.py`), the rows of
-further chunks (`chunk_rows.py`), nor that inexact KV stays out of the tree (`radix/inexact.py`).
+(`plan.py`), the copying (`copies.py`), the rows of further chunks (`chunk_rows.py`), nor that
+inexact KV stays out of the tree (`radix/inexact.py`).
 
     pass        1                 2
-    computes    [hit ... A a)     [B b)  [C c)  [question]    and windows, if it is to choose them
+    computes    [hit ... A a)     [B b)  [C c)  [question]
     before it                     copy [a ... A end)  [b ... B end)  [c ... C end)
 
 The first pass of a request computes its first chunk. Before the second, its number of computed
@@ -19,7 +19,6 @@ resumes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -29,13 +28,11 @@ from weakref import WeakKeyDictionary
 from vllm.logger import init_logger
 
 from sgl_vllm.approximate import copies as turned_copies
-from sgl_vllm.approximate import deviation
 from sgl_vllm.approximate.characters import TokenTexts
 from sgl_vllm.approximate.chunk_rows import Room, add_rows, leave_room
 from sgl_vllm.approximate.copies import StepCopies, TurnedCopy
-from sgl_vllm.approximate.deviation import WindowsToChoose
 from sgl_vllm.approximate.part import why_exact
-from sgl_vllm.approximate.plan import WINDOW_SIZES, Chunk, Reuse, first_windows, plan
+from sgl_vllm.approximate.plan import Chunk, Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.jump.records import follow
@@ -100,8 +97,6 @@ class _Planned:
         left: what it has yet to reuse.
         to_copy: what it has moved past, and what its next pass copies.
         chunks: what lies between, and its next pass computes.
-        windows: those that it computes again of what it copies, as long as workers have not chosen
-            others. All have the same number of tokens.
         is_admitted: whether it has been admitted with this plan.
     """
 
@@ -109,13 +104,7 @@ class _Planned:
     left: list[Reuse]
     to_copy: list[Reuse] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
-    windows: list[Chunk] = field(default_factory=list)
     is_admitted: bool = False
-
-    @property
-    def rows(self) -> Iterable[Chunk]:
-        """What its next pass computes in rows beside the request's own."""
-        return itertools.chain(self.chunks, self.windows)
 
 
 @dataclass(slots=True)
@@ -131,7 +120,6 @@ class ApproximateReuse:
 
     Args:
         recompute: the share of the segments' tokens that is computed anyway.
-        deviating: these are those that deviate most, instead of the first ones of each segment.
         token_texts: reads the tokenizer. Called when the first request marks segments.
     """
 
@@ -140,7 +128,6 @@ class ApproximateReuse:
         scheduler: Scheduler,
         radix: RadixKVCacheManager,
         recompute: float,
-        deviating: bool,
         token_texts: Callable[[], TokenTexts],
     ) -> None:
         assert radix.tree is not None
@@ -152,7 +139,6 @@ class ApproximateReuse:
         self._planned: dict[str, _Planned] = {}
         self._answers: dict[str, _Answer] = {}
         self.recompute = recompute
-        self.deviating = deviating
         self.index = SegmentIndex(radix.tree)
         self.counters = ApproximateCounters()
 
@@ -238,9 +224,7 @@ class ApproximateReuse:
             if donor is not None and self._radix.pool.may_be_copied(0, list(donor.block_ids)):
                 found.append((start, end, donor))
         size = self._radix.block_size
-        return plan(
-            found, num_hit, num_prompt_tokens, self.recompute, size, deviating=self.deviating
-        )
+        return plan(found, num_hit, num_prompt_tokens, self.recompute, size)
 
     def _cut(
         self,
@@ -276,14 +260,14 @@ class ApproximateReuse:
         for planned in self._planned.values():
             request, left = planned.request, planned.left
             if left and request.num_computed_tokens == left[0].start:
-                request.num_computed_tokens = _move(planned, room, self._radix.block_size)
+                request.num_computed_tokens = _move(planned, room)
 
     def leaving_room(self) -> AbstractContextManager[None]:
         """While inside, what vLLM schedules leaves room for the chunks of the next pass."""
         return leave_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
 
     def _waiting_chunks(self) -> Iterator[Chunk]:
-        return (chunk for planned in self._planned.values() for chunk in planned.rows)
+        return (chunk for planned in self._planned.values() for chunk in planned.chunks)
 
     def after_schedule(self, output: SchedulerOutput) -> list[tuple[Request, int]]:
         """Send the copies and the chunk rows of the step, and forget the plans of requests that
@@ -295,7 +279,6 @@ class ApproximateReuse:
         """
         self._forget_ended()
         copies: list[TurnedCopy] = []
-        to_choose: list[WindowsToChoose] = []
         moved: set[str] = set()
         in_rows: list[tuple[Request, int]] = []
         inexact = self._radix.pool.inexact
@@ -304,13 +287,11 @@ class ApproximateReuse:
                 self._admitted(planned)
                 if planned.to_copy:
                     moved.add(request_id)
-                if planned.windows:
-                    to_choose.append(self._add_windows(output, planned))
-                if planned.chunks:
-                    self._add_rows(output, planned.request, planned.chunks)
-                if num_in_rows := sum(chunk.num_tokens for chunk in planned.rows):
-                    in_rows.append((planned.request, num_in_rows))
-                planned.chunks, planned.windows = [], []
+                if chunks := planned.chunks:
+                    request = planned.request
+                    add_rows(output, self._scheduler, request, self._blocks_of(request), chunks)
+                    in_rows.append((request, sum(chunk.num_tokens for chunk in chunks)))
+                    planned.chunks = []
                 while planned.to_copy:
                     copies.append(self._copy(planned.request, planned.to_copy.pop(0)))
                     inexact.release_first(request_id)
@@ -322,28 +303,7 @@ class ApproximateReuse:
                 self._marked[planned.request].num_tries += 1
         if copies:
             turned_copies.send(output, StepCopies(copies, moved))
-        if to_choose:
-            deviation.send(output, to_choose)
         return in_rows
-
-    def _add_rows(
-        self, output: SchedulerOutput, request: Request, chunks: Sequence[Chunk]
-    ) -> list[str]:
-        return add_rows(output, self._scheduler, request, self._blocks_of(request), chunks)
-
-    def _add_windows(self, output: SchedulerOutput, planned: _Planned) -> WindowsToChoose:
-        request = planned.request
-        reuses = [reuse for reuse in planned.to_copy if reuse.num_chosen]
-        num_tokens = sum(window.num_tokens for window in planned.windows)
-        self.counters.chosen_tokens += num_tokens
-        self._count(request, -num_tokens)
-        assert request.prompt_token_ids is not None
-        return WindowsToChoose(
-            request.prompt_token_ids[: reuses[-1].end + 1],
-            reuses,
-            self._add_rows(output, request, planned.windows),
-            planned.windows[0].num_tokens,
-        )
 
     def _forget_ended(self) -> None:
         """Forget the plans of requests that have released their blocks since."""
@@ -362,7 +322,11 @@ class ApproximateReuse:
     def _copy(self, request: Request, reuse: Reuse) -> TurnedCopy:
         size = self._radix.block_size
         targets = self._blocks_of(request)[reuse.start // size : -(-reuse.end // size)]
-        self._count(request, reuse.num_tokens, num_segments=1)
+        self.counters.segments += 1
+        self.counters.tokens += reuse.num_tokens
+        if (answer := self._answers.get(request.request_id)) is not None:
+            answer.report["reused_tokens"] += reuse.num_tokens
+            answer.report["reused_segments"] += 1
         return TurnedCopy(
             reuse.block_ids,
             reuse.donor_start % size,
@@ -371,14 +335,6 @@ class ApproximateReuse:
             reuse.num_tokens,
             reuse.shift,
         )
-
-    def _count(self, request: Request, num_tokens: int, num_segments: int = 0) -> None:
-        self.counters.segments += num_segments
-        self.counters.tokens += num_tokens
-        answer = self._answers.get(request.request_id)
-        if answer is not None:
-            answer.report["reused_tokens"] += num_tokens
-            answer.report["reused_segments"] += num_segments
 
     def attach(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
@@ -391,39 +347,17 @@ class ApproximateReuse:
                 output.kv_transfer_params = {**params, REUSE: answer.report}
 
 
-def _move(planned: _Planned, room: Room, block_size: int) -> int:
-    """Note what a request's next pass copies, and which chunks and windows it computes beside the
-    request's own. Returns the position from which on the request computes.
-
-    Windows are computed in one pass with all that is copied. Where they have no room in it, the
-    first tokens of each segment are computed instead, as many as were to be chosen of it.
-    """
+def _move(planned: _Planned, room: Room) -> int:
+    """Note what a request's next pass copies, and which chunks it computes beside the request's
+    own. Returns the position from which on the request computes."""
     left = planned.left
     position = left[0].start
-    if any(reuse.num_chosen for reuse in left):
-        planned.windows = _take_windows(left, room)
-        if not planned.windows:
-            left[:] = [reuse.without_first(reuse.num_chosen, block_size) for reuse in left]
-            return position
     while left:
         chunk = Chunk(position, left[0].start)
         if chunk.num_tokens:
-            if not room.take([chunk]):
+            if not room.take(chunk):
                 return position
             planned.chunks.append(chunk)
         planned.to_copy.append(left.pop(0))
         position = planned.to_copy[-1].end
     return position
-
-
-def _take_windows(reuses: Sequence[Reuse], room: Room) -> list[Chunk]:
-    """Windows of all that is reused, as small as there is room for beside the chunks between; none
-    if there is no room."""
-    gaps = [Chunk(one.end, other.start) for one, other in itertools.pairwise(reuses)]
-    chunks = [gap for gap in gaps if gap.num_tokens]
-    for size in WINDOW_SIZES:
-        windows = [*itertools.chain(*first_windows(reuses, size))]
-        if room.has(chunks + windows, reuses[-1].end):
-            room.take(windows, reuses[-1].end)
-            return windows
-    return []

@@ -31,11 +31,6 @@ class ApproximateCounters:
         unit="tokens",
         metric="approximate_tokens",
     )
-    chosen_tokens: int = counter(
-        "Prompt tokens of reused segments that were computed in windows that workers choose.",
-        unit="tokens",
-        metric="approximate_chosen_tokens",
-    )
     given_up: int = counter(
         "Requests that computed their segments, because they had no room while others held the "
         "cached ones.",

@@ -26,10 +26,9 @@ from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.hit_copies import max_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
-from sgl_vllm.scheduler import preemption, queue, select
+from sgl_vllm.scheduler import queue, select
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
-from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.refusals import Refusals
 from sgl_vllm.scheduler.select import ScoredRequests
@@ -74,8 +73,8 @@ class Parts:
         engine: the engine as the parts saw it.
         off: why each part that is off by choice, from the start or since the self-check, is off.
         plan: whether the engine is to be checked before it serves.
-        victim, tiers, traces, approximate: present if their option, a KV connector or tracing asks
-            for them.
+        tiers, traces, approximate: present if a KV connector, tracing or their option asks for
+            them.
         grammars: also present with `fsm` off, for jumps.
         refusals: present with `grammars`.
     """
@@ -91,7 +90,6 @@ class Parts:
     select: ScoredRequests | None = None
     reports: ForcedReports | None = None
     refusals: Refusals | None = None
-    victim: CheapestVictim | None = None
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
     approximate: ApproximateReuse | None = None
@@ -202,12 +200,6 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
         parts.refusals = Refusals()
     if is_on(jump.PART):
         _build_jump(parts)
-    if options.schedule_cheapest_victim:
-        if reason := preemption.why_off(engine):
-            logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)
-        else:
-            assert parts.radix is not None  # without it there is a reason
-            parts.victim = CheapestVictim(scheduler, parts.radix)
     if options.approximate_reuse:
         if reason := approximate.why_off(engine):
             logger.warning("sgl-vllm: approximate_reuse has no effect: %s", reason)
@@ -219,8 +211,8 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
 
 
 def renew(parts: Parts) -> None:
-    """Make the parts as they were at start: counters, fairness, random numbers. To be called when
-    no request runs or waits, and the cache is empty."""
+    """Make the parts as they were at start: counters, fairness. To be called when no request
+    runs or waits, and the cache is empty."""
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
         parts.radix.forget_misses()
@@ -306,7 +298,6 @@ def _build_approximate(parts: Parts) -> ApproximateReuse:
     assert parts.radix is not None
     read = fsm.token_bytes_reader(engine, scheduler.structured_output_manager, parts.grammars)
     recompute = engine.options.approximate_recompute
-    deviating = engine.options.approximate_choice == "deviating"
 
     def token_texts() -> TokenTexts:
         token_bytes, _ = read()
@@ -318,7 +309,7 @@ def _build_approximate(parts: Parts) -> ApproximateReuse:
         }
         return TokenTexts(token_bytes, special)
 
-    return ApproximateReuse(scheduler, parts.radix, recompute, deviating, token_texts)
+    return ApproximateReuse(scheduler, parts.radix, recompute, token_texts)
 
 
 def log_states(parts: Parts) -> None:

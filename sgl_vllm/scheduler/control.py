@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 from vllm.logger import init_logger
 
 from sgl_vllm.approximate import copies as turned_copies
-from sgl_vllm.approximate import deviation
-from sgl_vllm.approximate.part import why_first
 from sgl_vllm.config import Options
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix import slot_copies, whole_copies
@@ -194,13 +192,8 @@ class EngineControl:
             reasons = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
             if _refused("approximate_reuse", reasons):
                 self._parts.approximate = None
-        if (approximate := self._parts.approximate) is not None:
-            approximate.install(self._parts.scheduler)
-            if approximate.deviating:
-                reasons = [why_first(self._vllm_config)]
-                if reasons == [None]:
-                    reasons = collective_rpc(deviation.use_in_worker, args=(radix.block_size,))
-                approximate.deviating = not _refused("approximate_choice", reasons)
+            else:
+                self._parts.approximate.install(self._parts.scheduler)
         if not self._options.radix_slot_copy:
             return
         reasons = ["it needs a GPU"]

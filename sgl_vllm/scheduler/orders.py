@@ -59,17 +59,11 @@ def first_come_first_served(rows: Rows, nodes: Nodes) -> Keys:
     return [rows["since"]]
 
 
-def at_random(rows: Rows, nodes: Nodes) -> Keys:
-    """In random order, as a baseline for comparisons."""
-    return [rows["chance"]]
-
-
 ORDERS: Mapping[str, Order] = {
     "lpm": longest_prefix_match,
     "dfs-weight": depth_first_by_weight,
     "program": least_remaining_program,
     "fcfs": first_come_first_served,
-    "random": at_random,
 }
 
 CACHE_AWARE = frozenset({"lpm", "dfs-weight"})

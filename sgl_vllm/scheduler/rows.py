@@ -41,7 +41,6 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "overtakes": np.int64,
     "delay": np.int64,  # tokens
     "backlog": np.int64,  # tokens: the largest that the request has seen
-    "chance": np.float64,
     "overdue": np.bool_,  # when the order was last decided
     "waits": np.bool_,  # False if the row is free, or its request popped
 }
@@ -85,7 +84,6 @@ class WaitingRows(Generic[Item]):
         self._tenants = _Interned()
         self._fork_groups = _Interned()
         self._group_since: dict[int, int] = {}
-        self._rng = np.random.default_rng(0)
         self._is_changed = True
         """Whether a row that waits has changed since the order was last decided."""
 
@@ -153,7 +151,7 @@ class WaitingRows(Generic[Item]):
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         row = (
             *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
-            *(num_tokens, num_remaining, 0, NO_GROUP, 0, 0, 0, self._rng.random(), False, True),
+            *(num_tokens, num_remaining, 0, NO_GROUP, 0, 0, 0, False, True),
         )
         for column, value in zip(self._columns.values(), row, strict=True):
             column[slot] = value

@@ -5,8 +5,8 @@ what they do, or what the server asks of them (`control.py`).
 
     add_request              what is wanted of the request: scores, a report, a trace
     schedule                 before vLLM's own: prompts of the last step into the tree; jumps that
-                             compete with drafts (1); the queue's step begins; the victim of a
-                             preemption; whether running requests pause
+                             compete with drafts (1); the queue's step begins; whether running
+                             requests pause
                              during it, as vLLM needs them: the queue's order, and which requests
                              are held back; the overrides under "inside vLLM's step" below
                              after it: what a KV connector loads; admitted requests are counted;
@@ -118,8 +118,6 @@ class SglSchedulerMixin(Scheduler):
             parts.jump.before_pass()
         if parts.queue is not None:
             parts.queue.step_starts()
-        if parts.victim is not None:
-            parts.victim.step_starts()
 
     @contextlib.contextmanager
     def _nothing_running(self) -> Iterator[None]:

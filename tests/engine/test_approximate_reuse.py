@@ -199,7 +199,7 @@ def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, mon
         return contents, engine.forward_passes
 
     together, num_passes = computed()
-    monkeypatch.setattr(Room, "take", lambda self, chunks, farthest=0: False)
+    monkeypatch.setattr(Room, "take", lambda self, chunk: False)
     one_by_one, num_single_passes = computed()
     assert num_single_passes == num_passes + 3
     for layer, expected in zip(together, one_by_one, strict=True):
@@ -282,10 +282,8 @@ def test_a_pass_has_as_many_chunks_as_rows_are_free(start, max_num_seqs, num_pas
     engine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(
-    ("choice", "num_blocks"), [("first", 24), ("first", 40), ("first", 200), ("deviating", 40)]
-)
-def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, choice, num_blocks) -> None:
+@pytest.mark.parametrize("num_blocks", [24, 40, 200])
+def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, num_blocks) -> None:
     """Random programs of both kinds at once, in caches of which the smallest evict and preempt."""
     rng = random.Random(num_blocks)
     documents = [document(number, num_sentences=rng.randrange(4, 9)) for number in range(6)]
@@ -301,8 +299,7 @@ def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, choice, nu
     arguments = {"num_gpu_blocks_override": num_blocks, "max_model_len": 640, "max_num_seqs": 6}
     stock = start(**arguments)
     wanted = [play(stock, [(one, False) for one, _ in prompts], n) for prompts, n in rounds]
-    share = {"approximate_recompute": 0.1, "approximate_choice": choice}
-    engine = start(plugin={**PLUGIN, **share}, **arguments)
+    engine = start(plugin={**PLUGIN, "approximate_recompute": 0.1}, **arguments)
     num_reused = num_exact = 0
     for (prompts, max_tokens), stocks in zip(rounds, wanted, strict=True):
         outputs = play(engine, prompts, max_tokens)
@@ -370,11 +367,10 @@ def test_structured_requests_may_reuse_and_jump(start) -> None:
     engine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(("choice", "max_num_seqs"), [("first", 4), ("first", 6), ("deviating", 9)])
-def test_chunks_are_computed_in_steps_in_which_others_jump(start, choice, max_num_seqs) -> None:
+@pytest.mark.parametrize("max_num_seqs", [4, 6])
+def test_chunks_are_computed_in_steps_in_which_others_jump(start, max_num_seqs) -> None:
     """Jumped requests resume in some of these steps, and the V2 runner keeps their rows."""
-    plugin = {"approximate_reuse": True, "approximate_choice": choice}
-    engine = start(plugin=plugin, max_num_seqs=max_num_seqs)
+    engine = start(plugin={"approximate_reuse": True}, max_num_seqs=max_num_seqs)
     ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
     regex = r'\{"slow": "(hare|owl)", "fast": "(hare|fox)", "old": "(newt|toad)"\}'
     formats = StructuredOutputsParams(regex=regex)

@@ -136,8 +136,8 @@ SETTINGS = {
     QUICK: Setting({}, block_size=BLOCK_SIZE, num_blocks=54, max_num_batched_tokens=128),
     "stock": Setting(None, block_size=BLOCK_SIZE, num_blocks=80),
     "prefill in one": Setting({}, block_size=BLOCK_SIZE, num_blocks=60, chunked=False),
-    "cheapest victim, exact jumps": Setting(
-        {"schedule_cheapest_victim": True, "jump_mode": "exact"},
+    "exact jumps": Setting(
+        {"jump_mode": "exact"},
         block_size=BLOCK_SIZE,
         num_blocks=52,
     ),

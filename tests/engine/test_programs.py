@@ -28,9 +28,9 @@ PROGRAMS = [random_program(seed, num_calls=requests(80)) for seed in (1, 2)]
 
 SETTINGS = {
     "stock": Setting(None, num_blocks=40),
-    "tiny cache, cheapest victim": Setting({"schedule_cheapest_victim": True}, num_blocks=26),
-    "prefill in chunks, in no order": Setting(
-        {"schedule_policy": "random", "schedule_max_overtakes": 0},
+    "tiny cache": Setting({}, num_blocks=26),
+    "prefill in chunks, in order of arrival": Setting(
+        {"schedule_policy": "fcfs", "schedule_max_overtakes": 0},
         num_blocks=36,
         max_num_batched_tokens=64,
     ),
@@ -58,7 +58,7 @@ SETTINGS = {
         max_num_batched_tokens=64,
     ),
     "fair, without jumps": Setting(
-        {"jump_forward": False, "schedule_fair_quantum": 100, "schedule_cheapest_victim": True},
+        {"jump_forward": False, "schedule_fair_quantum": 100},
         num_blocks=30,
     ),
 }

@@ -629,7 +629,7 @@ def test_important_requests_go_first_and_among_equals_the_longest_cached_prefix(
 
 
 def test_with_priorities_vllm_preempts_the_least_important_request():
-    machine = Machine({"schedule_cheapest_victim": True}, policy="priority", num_blocks=12)
+    machine = Machine(policy="priority", num_blocks=12)
     low = machine.add(words(150), 100, priority=5)
     machine.step()
     high = machine.add(words(150), 100, priority=0)
@@ -650,32 +650,8 @@ def test_a_preempted_request_goes_before_others_of_its_priority_only():
 # -- preemption -----------------------------------------------------------------------------------
 
 
-def crowd(cheapest: bool, seed: int, **scheduler_args) -> Machine:
-    """Long replies in a small cache; half of the requests share most of their blocks."""
-    rng = random.Random(seed)
-    machine = Machine(
-        {"schedule_cheapest_victim": cheapest}, num_blocks=40, block_size=16, **scheduler_args
-    )
-    shared = words(160)
-    for number in range(40):
-        prompt = shared + words(5) if number % 2 else words(120)
-        machine.add(prompt, rng.randint(40, 120))
-        for _ in range(rng.randint(0, 6)):
-            machine.step()
-    machine.run()
-    assert len(machine.ended) == 40
-    return machine
-
-
-def test_the_cheapest_victim_costs_no_more_to_compute_again():
-    newest, cheapest = (crowd(is_cheapest, seed=1) for is_cheapest in (False, True))
-    assert newest.num_preemptions > 10, "the cache is too small for all requests"
-    assert cheapest.scheduler.parts.victim.num_chosen > 5
-    assert cheapest.num_tokens_computed <= 1.03 * newest.num_tokens_computed
-
-
 def test_every_request_finishes_under_heavy_preemption():
-    machine = Machine({"schedule_cheapest_victim": True}, num_blocks=16, block_size=16)
+    machine = Machine(num_blocks=16, block_size=16)
     prompt = words(40)
     for number in range(30):
         machine.add(prompt + words(number % 3), 180)
@@ -764,7 +740,7 @@ def fail(*args, **kwargs):
 def test_while_its_order_fails_the_queue_is_fcfs_with_few_lines_in_the_log(
     monkeypatch, errors_of_queue
 ):
-    machine = Machine({"schedule_policy": "random"}, max_num_seqs=2, num_blocks=60)
+    machine = Machine({"schedule_policy": "fcfs"}, max_num_seqs=2, num_blocks=60)
 
     monkeypatch.setattr(machine.queue._waiting, "order", fail)
     for number in range(12):

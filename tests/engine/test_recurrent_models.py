@@ -289,9 +289,7 @@ def test_without_the_copies_of_states_answers_are_wrong(model, cold, start_recur
 
 SETTINGS = {
     "tiny cache, prefill in chunks": Setting({}),
-    "tiny cache, exact jumps, by priority": Setting(
-        {"jump_mode": "exact", "schedule_cheapest_victim": True}, policy="priority"
-    ),
+    "tiny cache, exact jumps, by priority": Setting({"jump_mode": "exact"}, policy="priority"),
     "room for all": Setting({}, num_blocks=1000),
 }
 

@@ -30,7 +30,7 @@ SETTINGS = {
         {"schedule_max_overtakes": 1}, max_num_batched_tokens=96, policy="priority"
     ),
     "block 64": Setting({}, block_size=64, num_blocks=60, max_num_batched_tokens=256),
-    "room for all": Setting({"schedule_cheapest_victim": True}, num_blocks=2000),
+    "room for all": Setting({}, num_blocks=2000),
 }
 SLOW = [pytest.mark.slow]
 

@@ -1,6 +1,5 @@
-"""Segments that are reused at another place: their keys and values are those of the new place,
-several chunks of a prompt that one pass computes read each other, and workers find the tokens that
-deviate most."""
+"""Segments that are reused at another place: their keys and values are those of the new place, and
+several chunks of a prompt that one pass computes read each other."""
 
 from __future__ import annotations
 
@@ -20,19 +19,13 @@ REORDERED = Prompt((C, A, D, B), head="Read these now.\n")
 
 @pytest.fixture(scope="module")
 def engine(start: Any) -> Iterator[Engine]:
-    plugin = {"approximate_reuse": True, "approximate_choice": "deviating"}
-    engine: Engine = start(plugin, block_size=32, max_num_seqs=64)
-    approximate = engine.scheduler.parts.approximate
-    assert approximate is not None and approximate.deviating, "the log says why"
+    engine: Engine = start({"approximate_reuse": True}, block_size=32, max_num_seqs=64)
+    assert engine.scheduler.parts.approximate is not None, "the log says why"
     yield engine
 
 
-def computed(
-    engine: Engine, *, reuse: bool, share: float = 0.15, deviating: bool = False
-) -> list[torch.Tensor]:
+def computed(engine: Engine, *, reuse: bool) -> list[torch.Tensor]:
     """The KV of the whole blocks of a prompt, whose segments are cached in another order."""
-    approximate = engine.scheduler.parts.approximate
-    approximate.recompute, approximate.deviating = share, deviating
     assert engine.scheduler.reset_prefix_cache()
     ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
     _, contents = whole_blocks(engine, REORDERED, reuse)
@@ -55,26 +48,13 @@ def test_chunks_of_one_pass_read_each_other(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = computed(engine, reuse=True)
-    monkeypatch.setattr(Room, "take", lambda self, chunks, farthest=0: False)
+    monkeypatch.setattr(Room, "take", lambda self, chunk: False)
     one_by_one = computed(engine, reuse=True)
     for layer, expected in zip(together, one_by_one, strict=True):
         assert distance(layer, expected) < 0.01
 
 
-def test_computing_what_deviates_most_comes_closer_to_exact_kv(engine: Engine) -> None:
-    exact = computed(engine, reuse=False)
-    none = computed(engine, reuse=True, share=0.0)
-    first, most = (
-        computed(engine, reuse=True, share=0.5, deviating=deviating) for deviating in (False, True)
-    )
-    in_second = [distance(kv[1], exact[1]) for kv in (most, first, none)]
-    assert in_second[0] < 0.8 * in_second[2]
-    assert in_second[0] < in_second[1]
-
-
-@pytest.mark.parametrize("deviating", [False, True])
-def test_many_at_once_reuse_all_segments(engine: Engine, deviating: bool) -> None:
-    engine.scheduler.parts.approximate.deviating = deviating
+def test_many_at_once_reuse_all_segments(engine: Engine) -> None:
     assert engine.scheduler.reset_prefix_cache()
     ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
     prompts = [Prompt((D, C, A, B), question=f"Is it {number}?") for number in range(24)]

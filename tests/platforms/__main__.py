@@ -23,7 +23,7 @@ FILES = {
     "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
     "v2-async": (
         *("recurrent_models", "same_answers", "jump_connectors", "jump_modes", "speculation"),
-        *("approximate_reuse", "deviating_tokens", "jump_pressure", "json_passes"),
+        *("approximate_reuse", "jump_pressure", "json_passes"),
         *("jump_forward", "select", "radix"),
     ),
 }

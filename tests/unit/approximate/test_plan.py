@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.approximate.plan import MIN_TOKENS, WINDOW_SIZES, Reuse, first_windows, plan
+from sgl_vllm.approximate.chunk_rows import Room
+from sgl_vllm.approximate.plan import MIN_TOKENS, Reuse, plan
+from sgl_vllm.approximate.reuse import _move, _Planned
 from sgl_vllm.approximate.segment_index import Donor
 from tests.effort import examples
 
@@ -72,40 +75,42 @@ def test_a_plan_in_numbers() -> None:
     assert plan(found, 100, 220, 0.5, block_size=32) == [Reuse(160, 210, 350, (2, 3, 4))]
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(prompts(), st.sampled_from([0.05, 0.15, 0.3, 0.5]), st.sampled_from(WINDOW_SIZES))
-def test_windows_together_have_all_tokens_of_what_is_reused(prompt, recompute, size) -> None:
-    found, num_computed, num_tokens = prompt
-    whole = plan(found, num_computed, num_tokens, 0.0, block_size=32)
-    reuses = plan(found, num_computed, num_tokens, recompute, block_size=32, deviating=True)
-    assert [(one.start, one.end, one.block_ids) for one in reuses] == [
-        (one.start, one.end, one.block_ids)
-        for one in whole
-        if one.num_tokens - math.ceil(recompute * one.num_tokens) >= MIN_TOKENS
-    ]
-    for reuse in reuses:
-        starts, (windows,) = reuse.window_starts(size), first_windows([reuse], size)
-        covered = {token for start in starts for token in range(start, start + size)}
-        assert covered == {*range(reuse.start, reuse.end)}
-        assert starts == sorted({*starts})
-        assert reuse.num_chosen == math.ceil(recompute * reuse.num_tokens)
-        assert windows == [(start, start + size) for start in starts[: len(windows)]]
-        assert size * (len(windows) - 1) < reuse.num_chosen <= size * len(windows)
-        assert size * len(windows) < reuse.num_tokens
-    together = first_windows(reuses, size)
-    num_chosen = sum(reuse.num_chosen for reuse in reuses)
-    assert sum(map(len, together)) == math.ceil(num_chosen / size)
-    for reuse, windows in zip(reuses, together, strict=True):
-        assert all(reuse.start <= window.start < window.end <= reuse.end for window in windows)
+@st.composite
+def moves(draw):
+    """What a request has yet to reuse, and the room that its passes have."""
+    position, left = 1, []
+    for _ in range(draw(st.integers(1, 6))):
+        start = position + draw(st.integers(0, 20))
+        position = start + draw(st.integers(MIN_TOKENS, 300))
+        left.append(Reuse(start, position, 7, tuple(range(20))))
+    rooms = st.tuples(st.integers(-1, 6), st.integers(2, 60))
+    return left, draw(st.lists(rooms, min_size=12, max_size=12))
 
 
-def test_what_is_left_after_the_first_tokens_has_the_blocks_of_its_tokens() -> None:
-    reuse = Reuse(100, 200, 350, (1, 2, 3, 4, 5), num_chosen=20)  # blocks 10 to 14 of the donor
-    assert reuse.without_first(1, 32) == Reuse(101, 200, 351, (1, 2, 3, 4, 5))
-    assert reuse.without_first(2, 32) == Reuse(102, 200, 352, (2, 3, 4, 5))
-    assert reuse.without_first(40, 32) == Reuse(140, 200, 390, (3, 4, 5))
-
-
-def test_a_share_of_all_reuses_nothing_whichever_tokens_are_chosen() -> None:
-    found = [(10, 100, Donor(300, 90, (1, 2, 3, 4)))]
-    assert plan(found, 0, 220, 1.0, block_size=32, deviating=True) == []
+@settings(max_examples=examples(300), deadline=None)
+@given(moves())
+def test_each_token_is_copied_or_computed_whatever_room_there_is(move) -> None:
+    left, rooms = move
+    first, last = left[0].start, left[-1].end
+    planned = _Planned(None, [*left])
+    position, computed, copied = first, set(), set()
+    for num_rows, max_tokens in rooms:
+        if not planned.left:
+            break
+        if position < planned.left[0].start:  # the request's own row
+            computed |= {*range(position, planned.left[0].start)}
+            position = planned.left[0].start
+        scheduler = SimpleNamespace(
+            running=[None],
+            max_num_scheduled_tokens=max_tokens,
+            max_num_running_reqs=num_rows + 1,
+            kv_holding_waiting=(),
+        )
+        position = _move(planned, Room(scheduler, ()))
+        assert len(planned.chunks) <= max(num_rows, 0)
+        assert sum(chunk.num_tokens for chunk in planned.chunks) <= max_tokens // 2
+        copied |= {token for one in planned.to_copy for token in range(one.start, one.end)}
+        computed |= {token for chunk in planned.chunks for token in range(*chunk)}
+        planned.chunks, planned.to_copy = [], []
+    assert not planned.left and position == last
+    assert computed.isdisjoint(copied) and computed | copied == {*range(first, last)}

@@ -20,7 +20,6 @@ class VllmConfig:
     observability_config: ObservabilityConfig
     kv_events_config: KVEventsConfig | None  # [radix, rank_routing, self_check]
     kv_transfer_config: KVTransferConfig | None
-    lora_config: object | None  # [approximate_reuse]
     quant_config: object | None  # [preview]
 
     @property
@@ -89,7 +88,6 @@ class ParallelConfig:
     def reconfigure_for_independent_dp_rank(self) -> None: ...  # [preview]
 
 class SchedulerConfig:
-    max_num_batched_tokens: int  # [approximate_reuse]
     scheduler_cls: str | type[object] | None
     async_scheduling: bool | None
     enable_chunked_prefill: bool  # [self_check, approximate_reuse]

@@ -6,9 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 class AttentionBackend: ...  # [preview]
-
-class AttentionImplBase:  # [approximate_reuse]
-    scale: float
+class AttentionImplBase: ...  # [approximate_reuse]
 
 class AttentionCGSupport(Enum):  # [prefix_attention]
     NEVER = ...

@@ -3,7 +3,6 @@ import torch
 from vllm.v1.attention.backend import AttentionImplBase
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
-    num_heads: int
     kv_cache: torch.Tensor
     num_kv_heads: int
     head_size: int
