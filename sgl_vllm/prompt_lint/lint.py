@@ -1,18 +1,18 @@
 """Lints a log of prompts: which faults it has, and how many tokens each of them costs.
 
-Owns what counts as a finding. A saving is never estimated: the prompts are replayed with and
-without the fault. Pure.
+Owns which prompts belong together, and what counts as a finding. A saving is never estimated: the
+prompts are replayed with and without the fault. Pure.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sgl_vllm.prompt_lint.detectors import detect
-from sgl_vllm.prompt_lint.faults import Fault
-from sgl_vllm.prompt_lint.groups import groups_of
+from sgl_vllm.prompt_lint.faults import Fault, detect
 from sgl_vllm.prompt_lint.prompts import Prompt
 from sgl_vllm.prompt_lint.replay import Replay, Reuse, Tokenizer
 
@@ -21,6 +21,13 @@ MIN_SAVING = 0.01
 
 MIN_SHARE = 0.005
 """and more than this share of all tokens: the report would round less to 0%."""
+
+SHINGLE_WORDS = 8
+"""Prompts that have a run of as many words in common belong together."""
+SAMPLED = 8
+"""One of as many such runs is looked at."""
+MAX_CHARACTERS = 20_000
+"""Of each prompt, from its beginning on, are looked at."""
 
 Progress = Callable[[int], object]
 """Told how many more requests are done."""
@@ -92,6 +99,43 @@ def lint(
     return LintReport(now, replay(repaired), tuple(findings))
 
 
+def groups_of(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Indexes of prompts, group by group: two prompts of one model are in one group if they have a
+    run of words in common, or are linked by others that have. Both orders are the log's.
+
+    The runs are sampled by their checksum, so that the same text is found at any place, at a cost
+    that is linear in the prompts' length.
+    """
+    parents = list(range(len(prompts)))
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
+
+    first: dict[tuple[str, int], int] = {}
+    for index, prompt in enumerate(prompts):
+        for shingle in _shingles(prompt):
+            other = first.setdefault((prompt.model, shingle), index)
+            one, two = sorted((root(index), root(other)))
+            parents[two] = one
+    groups: dict[int, list[int]] = {}
+    for index in range(len(prompts)):
+        groups.setdefault(root(index), []).append(index)
+    return list(groups.values())
+
+
+def _shingles(prompt: Prompt) -> set[int]:
+    """Checksums of a prompt's runs of words: a sample, and the smallest."""
+    checksums = set()
+    for part in prompt.parts:
+        words = re.findall(r"\w+", part.text[:MAX_CHARACTERS])
+        for start in range(max(len(words) - SHINGLE_WORDS + 1, 0)):
+            checksums.add(zlib.crc32(" ".join(words[start : start + SHINGLE_WORDS]).encode()))
+    smallest = {min(checksums)} if checksums else set()
+    return smallest | {checksum for checksum in checksums if checksum % SAMPLED == 0}
+
+
 def _lint_group(
     group: Sequence[Prompt], indexes: Sequence[int], replay: Replay, worth: float
 ) -> list[Finding]:
@@ -125,29 +169,22 @@ def _measured(
     now: Reuse,
     replay: Replay,
 ) -> Finding:
-    alone = replay(fault.repaired(group))
     others = list(group)
     for other in faults:
         if other is not fault:
             others = other.repaired(others)
-    without = replay(others)
-    last = replay(fault.repaired(others))
-    saved_alone, saved_last = now.computed - alone.computed, without.computed - last.computed
-    before, after = (now, alone) if saved_alone >= saved_last else (without, last)
-    affected = [
-        index
-        for index, (cached, more) in enumerate(
-            zip(before.num_cached, after.num_cached, strict=True)
-        )
-        if more > cached
-    ]
+    alone = now, replay(fault.repaired(group))
+    last = replay(others), replay(fault.repaired(others))
+    saved_alone, saved_last = (before.computed - after.computed for before, after in (alone, last))
+    before, after = alone if saved_alone >= saved_last else last
+    pairs = enumerate(zip(before.num_cached, after.num_cached, strict=True))
+    affected = [index for index, (cached, more) in pairs if more > cached]
+    positions = [before.num_cached[index] for index in affected]
     return Finding(
         fault,
         num_requests=len(group),
         num_affected=len(affected),
-        position=round(statistics.median(before.num_cached[index] for index in affected))
-        if affected
-        else 0,
+        position=round(statistics.median(positions or [0])),
         saved_alone=saved_alone,
         saved_last=saved_last,
         example=indexes[affected[0] if affected else 0],

@@ -72,10 +72,6 @@ class Replay:
         self._tokenizer = tokenizer
         self._tokens: dict[str, bytes] = {}
 
-    def count(self, text: str) -> int:
-        """Tokens of a text."""
-        return len(self._packed(text)) // TOKEN_BYTES
-
     def __call__(self, prompts: Sequence[Prompt]) -> Reuse:
         caches: dict[tuple[str, str], list[bytes]] = {}
         num_tokens: list[int] = []
@@ -86,7 +82,7 @@ class Replay:
             earlier = caches.setdefault((prompt.model, prompt.salt), [])
             index = bisect(earlier, tokens)
             neighbors = earlier[max(index - 1, 0) : index + 1]
-            common = max((common_prefix(tokens, other) for other in neighbors), default=0)
+            common = max((_common_prefix(tokens, other) for other in neighbors), default=0)
             earlier.insert(index, tokens)
             count = len(tokens) // TOKEN_BYTES
             num_tokens.append(count)
@@ -102,7 +98,7 @@ class Replay:
         return packed
 
 
-def common_prefix(one: bytes, other: bytes) -> int:
+def _common_prefix(one: bytes, other: bytes) -> int:
     """Tokens that both begin with. Cost: O(log length) comparisons of bytes."""
     low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
     while low < high:
