@@ -88,16 +88,20 @@ class IncomingRequests:
         @wrap(processor, "_update_stats_from_output")
         def update_stats(
             original: Callable[..., None],
-            state: RequestState,
-            output: EngineCoreOutput,
+            req_state: RequestState,
+            engine_core_output: EngineCoreOutput,
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            _refuse(state, output)
-            original(state, output, *args, **kwargs)  # vLLM's metrics: exact
-            if output.prefill_stats is None or self._is_exact or state in self._with_salt:
+            _refuse(req_state, engine_core_output)
+            original(req_state, engine_core_output, *args, **kwargs)  # vLLM's metrics: exact
+            if (
+                engine_core_output.prefill_stats is None
+                or self._is_exact
+                or req_state in self._with_salt
+            ):
                 return
-            self._round(output)
+            self._round(engine_core_output)
 
     def cached_block_size(self) -> int:
         """The current client's requests without a `cache_salt` of their own are told of cached

@@ -3,7 +3,7 @@
 Derived from the stubs: whatever a part calls, overrides or reads must be in vLLM's source, with the
 parameters that we use. Neither side is imported. The first question costs about 0.4 s of CPU time
 for all parts together (0.05 s for the stubs, the rest to parse vLLM's files); later ones cost
-nothing. How vLLM calls *us* takes longer to check and is left to `contact.py`.
+nothing. Whether ours take what vLLM calls *us* with is left to `tools/vllm_contact`.
 """
 
 from __future__ import annotations

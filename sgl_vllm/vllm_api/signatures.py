@@ -7,7 +7,7 @@ Owns what a call must look like for a function to accept it. Does not own where 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -15,11 +15,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter. `may_be_none`: its annotation allows None, or says nothing about it."""
-
     name: str
     has_default: bool
-    may_be_none: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +44,10 @@ class Signature:
         yield from self.positional
         yield from self.keyword_only
 
-    def __str__(self) -> str:
-        words = [_text(parameter) for parameter in self.positional]
-        if self.varargs:
-            words.append(f"*{self.varargs}")
-        elif self.keyword_only:
-            words.append("*")
-        words += [_text(parameter) for parameter in self.keyword_only]
-        if self.kwargs:
-            words.append(f"**{self.kwargs}")
-        return f"({', '.join(words)})"
-
     def named(self, name: str) -> Parameter | None:
         """The parameter that a keyword argument of this name would go to."""
         by_name = (*self.positional[self.num_positional_only :], *self.keyword_only)
         return next((parameter for parameter in by_name if parameter.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a call: its keyword, or None for a positional one, and whether the caller
-    may pass None."""
-
-    keyword: str | None
-    may_be_none: bool
 
 
 def signature_of(function: Function, *, is_method: bool) -> Signature:
@@ -80,23 +57,14 @@ def signature_of(function: Function, *, is_method: bool) -> Signature:
     plain = [*arguments.posonlyargs, *arguments.args]
     num_without_default = len(plain) - len(arguments.defaults)
     positional = [
-        Parameter(
-            one.arg,
-            number >= num_without_default,
-            allows_none(one.annotation)
-            or (
-                number >= num_without_default
-                and is_none(arguments.defaults[number - num_without_default])
-            ),
-        )
-        for number, one in enumerate(plain)
+        Parameter(one.arg, number >= num_without_default) for number, one in enumerate(plain)
     ]
     num_positional_only = len(arguments.posonlyargs)
     if is_method and kind != "staticmethod" and positional:
         del positional[0]
         num_positional_only = max(0, num_positional_only - 1)
     keyword_only = [
-        Parameter(one.arg, default is not None, allows_none(one.annotation) or is_none(default))
+        Parameter(one.arg, default is not None)
         for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return Signature(
@@ -145,46 +113,6 @@ def differences(used: Signature, actual: Signature) -> list[str]:
     return problems
 
 
-def rejections(
-    signature: Signature, arguments: Sequence[Argument], *, is_complete: bool = True
-) -> list[str]:
-    """Why a function with this signature fails on a call with these arguments.
-
-    Args:
-        is_complete: these are all arguments; the call has no `*args` or `**kwargs`.
-    """
-    problems = []
-    num_given = sum(argument.keyword is None for argument in arguments)
-    if num_given > len(signature.positional) and signature.varargs is None:
-        problems.append(f"takes {len(signature.positional)} positional arguments, gets {num_given}")
-    given: set[str] = set()
-    position = 0
-    for argument in arguments:
-        parameter: Parameter | None
-        if argument.keyword is None:
-            parameter = next(iter(signature.positional[position : position + 1]), None)
-            position += 1
-        else:
-            parameter = signature.named(argument.keyword)
-            if parameter is None and signature.kwargs is None:
-                problems.append(f"has no parameter {argument.keyword!r}")
-        if parameter is None:
-            continue
-        if parameter.name in given:
-            problems.append(f"gets {parameter.name!r} twice")
-        given.add(parameter.name)
-        if argument.may_be_none and not parameter.may_be_none:
-            problems.append(f"takes no None as {parameter.name!r}")
-    missing = [one.name for one in signature if not one.has_default and one.name not in given]
-    if is_complete:
-        problems += [f"gets no {name!r}" for name in missing]
-    return problems
-
-
-def _text(parameter: Parameter) -> str:
-    return f"{parameter.name}=..." if parameter.has_default else parameter.name
-
-
 def _article(kind: str) -> str:
     return {"": "a method", "property": "a property"}.get(kind, f"a {kind}")
 
@@ -198,23 +126,3 @@ def _kind_of(function: Function) -> str:
         if name in ("property", "cached_property", "abstractproperty"):
             return "property"
     return ""
-
-
-def is_none(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def allows_none(annotation: ast.expr | None) -> bool:
-    """Whether None is among the values that an annotation allows; True if it does not say."""
-    if annotation is None or is_none(annotation):
-        return True
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return allows_none(ast.parse(annotation.value, mode="eval").body)
-    if isinstance(annotation, ast.BinOp):
-        return allows_none(annotation.left) or allows_none(annotation.right)
-    if isinstance(annotation, ast.Subscript):
-        of = annotation.value.id if isinstance(annotation.value, ast.Name) else ""
-        if of == "Union" and isinstance(annotation.slice, ast.Tuple):
-            return any(map(allows_none, annotation.slice.elts))
-        return of == "Optional"
-    return isinstance(annotation, ast.Name) and annotation.id in ("Any", "object")

@@ -22,7 +22,6 @@ UNKNOWN_RELEASE = (99, 0)
 FUNCTION_TYPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NEXT_STATEMENT = re.compile(r"^[A-Za-z_@]", re.MULTILINE)
 _IMPORT = re.compile(r"^[ ]*from ([\w.]+) import (\([^)]*\)|[^\n]+)", re.MULTILINE)
-_IMPORT_MODULE = re.compile(r"^[ ]*import ([\w.]+)(?: as (\w+))?", re.MULTILINE)
 _VERSION = re.compile(r"^__version__ = .*?(\d+)\.(\d+)", re.MULTILINE)
 
 
@@ -144,14 +143,6 @@ class SourceModule:
                 if words:
                     found[words[-1]] = (module, words[0])
         return found
-
-    @functools.cached_property
-    def imported_modules(self) -> frozenset[str]:
-        """Names that come from `import module [as name]`."""
-        found: set[str] = set()
-        for match in _IMPORT_MODULE.finditer(self.text):
-            found.add(match[2] or match[1].partition(".")[0])
-        return frozenset(found)
 
 
 class VllmSource:
