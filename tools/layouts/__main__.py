@@ -1,7 +1,10 @@
 """Writes docs/layouts.md's tables: which component serves which layers of well-known models.
 
-Owns the form of the tables. Does not own the answers: the layers are built by vLLM's classes of the
-models, grouped by vLLM, and judged by the plugin, as for `sgl-vllm doctor MODEL`.
+Owns the form of the tables. `models.json` has the configurations as far as they decide about
+layers, with models for images as their text model. `families.json` has the models that vLLM has
+recipes for (the files under `models/` in https://github.com/vllm-project/recipes), but for those
+that are no language models. The layers are built by vLLM's classes of the models, grouped by vLLM,
+and judged by the plugin, as for `sgl-vllm doctor MODEL`.
 
     python -m tools.layouts [--check]
 
@@ -10,14 +13,58 @@ Takes about 40 s.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any  # Any: JSON
 
 from sgl_vllm.preview.outlook import KVCacheGroups, PartOutlook, State
 from tools.generated import ROOT, GeneratedSection
-from tools.layouts.models import MODELS, KnownModel
-from tools.layouts.recipes import FAMILIES, Family
 from tools.outlooks import GPU, Answer, ask
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model.
+
+    Attributes:
+        source: where the values were read, in Markdown.
+        billions: parameters, as its authors round them. If vLLM builds as many, the configuration
+            is complete and this model's.
+    """
+
+    name: str
+    source: str
+    billions: float
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models with the same kinds of layers.
+
+    Attributes:
+        layers: their kinds, for the table.
+        recipes: names at Hugging Face.
+        built: the known model that answers for the family.
+        is_on: the answer where there is none, by vLLM's code of the model; None if that does not
+            say enough.
+        why: for such an answer.
+    """
+
+    layers: str
+    recipes: list[str]
+    built: str | None = None
+    is_on: bool | None = None
+    why: str = ""
+
+
+MODELS = [KnownModel(**row) for row in json.loads((FOLDER / "models.json").read_text())]
+FAMILIES = [Family(**row) for row in json.loads((FOLDER / "families.json").read_text())]
 
 COMPONENTS = {
     "FullAttentionSpec": ("full attention", "nodes"),

@@ -38,7 +38,7 @@ def test_a_reason_is_written_once_and_its_cells_have_its_number() -> None:
 
 
 def test_deployments_name_models_that_exist() -> None:
-    assert {one.model for one in coverage.DEPLOYMENTS} <= set(coverage.MODELS)
+    assert {one.model for one in coverage.DEPLOYMENTS} <= set(coverage.CONFIGS)
     assert len({one.name for one in coverage.DEPLOYMENTS}) == len(coverage.DEPLOYMENTS)
 
 

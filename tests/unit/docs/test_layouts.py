@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import sgl_vllm
-from tools.layouts.__main__ import COMPONENTS, SECTION
-from tools.layouts.models import MODELS
-from tools.layouts.recipes import FAMILIES
+from tools.layouts.__main__ import COMPONENTS, FAMILIES, MODELS, SECTION
 
 PAGE = (Path(sgl_vllm.__file__).parent.parent / "docs" / "layouts.md").read_text()
 
