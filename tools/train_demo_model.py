@@ -5,29 +5,27 @@
     python tools/train_demo_model.py --examine sgl_vllm/demo/model
 
 Owns the order of things: text, tokenizer, training, the folder, the examination. Needs torch,
-transformers, tokenizers, safetensors and tqdm. The same seed, steps and workers on the same machine
-give the same weights.
+transformers, tokenizers and tqdm. The same seed, steps and workers on the same machine give the
+same weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.demo_model.network import Network, NetworkShape  # noqa: E402
-from tools.demo_model.selftest import Score, examine  # noqa: E402
-from tools.demo_model.texts import documents  # noqa: E402
+from tools.demo_model.network import Network  # noqa: E402
+from tools.demo_model.selftest import examine  # noqa: E402
+from tools.demo_model.texts import documents, long_documents  # noqa: E402
 from tools.demo_model.tokenizer import (  # noqa: E402
     DOCUMENT_END,
     TURN_END,
@@ -35,7 +33,7 @@ from tools.demo_model.tokenizer import (  # noqa: E402
     token_id,
     train_tokenizer,
 )
-from tools.demo_model.training import TrainingPlan, document_streams, train  # noqa: E402
+from tools.demo_model.training import TrainingPlan, batches, train  # noqa: E402
 
 DEFAULT_FOLDER = ROOT / "sgl_vllm" / "demo" / "model"
 STEPS_PER_MINUTE = 100  # on two idle cores, see docs/demo-model.md
@@ -45,13 +43,15 @@ TOKENIZER_DOCUMENTS = 20_000
 def build(folder: Path, *, steps: int, seed: int, num_workers: int) -> float:
     """Trains and writes a complete model folder; returns the final loss in nats per token."""
     torch.manual_seed(seed)
-    shape = NetworkShape()
+    network = Network.of()
     tokenizer = train_tokenizer(
-        itertools.islice(documents(seed), TOKENIZER_DOCUMENTS), vocab_size=shape.vocab_size
+        itertools.islice(documents(seed), TOKENIZER_DOCUMENTS), vocab_size=network.config.vocab_size
     )
-    network = Network(shape)
     plan = TrainingPlan(steps=steps)
-    streams = document_streams(tokenizer, plan, seed)
+    streams = {}
+    for length, _ in plan.row_lengths:
+        texts = (long_documents if length > 512 else documents)(seed + length)
+        streams[length] = batches(texts, tokenizer, length, plan.tokens_per_step)
     loss = train(network, plan, streams, num_workers=num_workers)
     write_folder(folder, network, tokenizer)
     return loss
@@ -60,25 +60,9 @@ def build(folder: Path, *, steps: int, seed: int, num_workers: int) -> float:
 def write_folder(folder: Path, network: Network, tokenizer: Tokenizer) -> None:
     """Writes what `transformers` and vLLM need to load the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_tokenizer(tokenizer, folder, max_length_tokens=network.shape.max_positions)
-    weights_file = folder / "model.safetensors"
-    save_file(network.export_weights(), weights_file, metadata={"format": "pt"})
-    weights_file.chmod(0o644)  # safetensors writes it for its owner alone
+    save_tokenizer(tokenizer, folder, max_length_tokens=network.config.max_position_embeddings)
     document_end, turn_end = (token_id(tokenizer, token) for token in (DOCUMENT_END, TURN_END))
-    ids = {"bos_token_id": document_end, "eos_token_id": turn_end, "pad_token_id": document_end}
-    write_json(folder / "config.json", network.shape.hf_config(**ids))
-    write_json(folder / "generation_config.json", ids | {"eos_token_id": [turn_end, document_end]})
-
-
-def write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
-
-
-def print_scores(scores: list[Score], *, show_wrong: int) -> None:
-    for score in scores:
-        print(f"{score.name:24} {score.share:7.1%}  {score.right}/{score.total}")
-        for expected, given in score.wrong[:show_wrong]:
-            print(f"    expected {expected!r}\n    given    {given!r}")
+    network.save(folder, document_end=document_end, turn_end=turn_end)
 
 
 def main() -> None:
@@ -91,7 +75,6 @@ def main() -> None:
         default=20.0,
         help=f"training budget on two idle cores: {STEPS_PER_MINUTE} steps each (default: 20)",
     )
-    parser.add_argument("--steps", type=int, help="training steps, in place of --minutes")
     parser.add_argument("--workers", type=int, default=2, help="cores to use (default: 2)")
     parser.add_argument("--examine", type=Path, metavar="FOLDER", help="only examine this model")
     parser.add_argument("--show-wrong", type=int, default=2, help="wrong answers to print of each")
@@ -99,12 +82,15 @@ def main() -> None:
 
     folder = arguments.examine or arguments.out
     if not arguments.examine:
-        steps = arguments.steps or round(arguments.minutes * STEPS_PER_MINUTE)
+        steps = round(arguments.minutes * STEPS_PER_MINUTE)
         started = time.perf_counter()
         loss = build(folder, steps=steps, seed=arguments.seed, num_workers=arguments.workers)
         minutes = (time.perf_counter() - started) / 60
         print(f"{folder}: {steps} steps in {minutes:.1f} minutes, final loss {loss:.3f}")
-    print_scores(examine(folder), show_wrong=arguments.show_wrong)
+    for score in examine(folder):
+        print(f"{score.name:24} {score.right / score.total:7.1%}  {score.right}/{score.total}")
+        for expected, given in score.wrong[: arguments.show_wrong]:
+            print(f"    expected {expected!r}\n    given    {given!r}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.models import DEMO_MODEL
 from tools.demo_model import exercises, facts, records, selftest, texts
-from tools.demo_model.network import Network, NetworkShape
+from tools.demo_model.network import Network
 from tools.demo_model.selftest import Examinee
 from tools.demo_model.tokenizer import TURN_END, chat_turn
 from tools.demo_model.training import GradientWorkers, TrainedTokens, TrainingPlan, rows
@@ -101,8 +101,8 @@ def test_the_chat_template_can_continue_an_answer() -> None:
 
 
 def test_it_knows_the_capitals(model: Examinee) -> None:
-    capitals = [fact for fact in facts.country_facts() if fact.relation == "capital"]
-    prompts = [model.chat_prompt([{"role": "user", "content": f.questions[0]}]) for f in capitals]
+    capitals = [fact for fact in facts.COUNTRY_FACTS if fact.relation == "capital"]
+    prompts = [model.chat_prompt(fact.questions[0]) for fact in capitals]
     given = model.complete(prompts)
     right = sum(g == f.sentence + TURN_END for f, g in zip(capitals, given, strict=True))
     assert right >= 0.95 * len(capitals)
@@ -126,8 +126,8 @@ def test_it_follows_a_few_shot_pattern(model: Examinee, prompt: str, answer: str
 
 
 def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
-    message = {"role": "user", "content": "Fill in a card for the city Paris as JSON."}
-    (answer,) = model.complete([model.chat_prompt([message])], max_tokens=80)
+    prompt = model.chat_prompt("Fill in a card for the city Paris as JSON.")
+    (answer,) = model.complete([prompt], max_tokens=80)
     assert answer.endswith(TURN_END)
     assert json.loads(answer.removesuffix(TURN_END)) == {
         "name": "Paris",
@@ -139,14 +139,10 @@ def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
 
 
 def test_it_still_answers_after_a_long_conversation(model: Examinee) -> None:
-    turns = []
-    for fact in itertools.islice(facts.country_facts(), 40):
-        turns += [
-            {"role": "user", "content": fact.questions[0]},
-            {"role": "assistant", "content": fact.sentence},
-        ]
-    question = {"role": "user", "content": "What is the capital of Egypt?"}
-    prompt = model.chat_prompt([*turns, question])
+    turns = [
+        text for fact in facts.COUNTRY_FACTS[:40] for text in (fact.questions[0], fact.sentence)
+    ]
+    prompt = model.chat_prompt(*turns, "What is the capital of Egypt?")
     assert len(model.tokenizer(prompt)["input_ids"]) > 900
     assert model.complete([prompt]) == [f"The capital of Egypt is Cairo.{TURN_END}"]
 
@@ -183,7 +179,7 @@ def test_requested_json_is_json_with_the_requested_fields() -> None:
 
 def test_a_yes_no_question_is_answered_by_the_facts() -> None:
     rng = Random(0)
-    everything = facts.all_facts()
+    everything = facts.ALL_FACTS
     sentences = {fact.sentence for fact in everything}
     answers = []
     for _ in range(500):
@@ -241,22 +237,26 @@ def test_a_plan_spends_its_steps_as_it_says() -> None:
     assert 0.0 < factors[-1] < 0.05
 
 
-SMALL = NetworkShape(
-    vocab_size=4096, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96
-)
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 96,
+}
 
 
 def test_the_exported_folder_computes_what_the_network_computes(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    network = Network(SMALL)
+    network = Network.of(**SMALL)
     with torch.no_grad():
         for weight in network.parameters():
             weight.copy_(weight.to(torch.bfloat16))
     write_folder(tmp_path, network, tokenizer)
     exported = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    tokens = torch.randint(0, SMALL.vocab_size, (2, 40))
+    tokens = torch.randint(0, 4096, (2, 40))
     targets = tokens.roll(-1, dims=1)
     trained = torch.rand(tokens.shape) < 0.5
     with torch.inference_mode():
@@ -267,8 +267,8 @@ def test_the_exported_folder_computes_what_the_network_computes(
 
 def test_workers_find_the_gradient_that_one_thread_finds() -> None:
     torch.manual_seed(0)
-    network = Network(SMALL)
-    tokens = torch.randint(0, SMALL.vocab_size, (4, 32))
+    network = Network.of(**SMALL)
+    tokens = torch.randint(0, 4096, (4, 32))
     everywhere = torch.ones_like(tokens, dtype=torch.bool)
     loss = network.loss(tokens, tokens.roll(-1, dims=1), everywhere)
     loss.backward()
@@ -282,7 +282,7 @@ def test_workers_find_the_gradient_that_one_thread_finds() -> None:
 
 
 def test_the_examination_tells_right_json_from_wrong() -> None:
-    plausible = selftest._is_plausible
+    plausible = selftest.is_plausible
     assert plausible(f'{{"name": "Ann", "age": 31}}{TURN_END}', ("name", "age"))
     assert not plausible(f'{{"name": "Ann", "age": "old"}}{TURN_END}', ("name", "age"))
     assert not plausible(f'{{"age": 31, "name": "Ann"}}{TURN_END}', ("name", "age"))

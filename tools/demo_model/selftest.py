@@ -9,7 +9,7 @@ few-shot prompts, notes and sums are other ones than those of training, if rarel
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,12 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from . import exercises, records, texts
-from .choice import pick
-from .facts import all_facts
+from .facts import ALL_FACTS
 from .tokenizer import DOCUMENT_END, TURN_END
-from .world import SUBJECTS
+from .world import SUBJECTS, WORDINGS
 
-Answers = list[tuple[str, str]]  # (expected, given)
+Answers = Iterable[tuple[str, str]]  # (expected, given)
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,7 @@ class Score:
     name: str
     right: int
     total: int
-    wrong: tuple[tuple[str, str], ...]
-
-    @property
-    def share(self) -> float:
-        return self.right / self.total
+    wrong: list[tuple[str, str]]
 
 
 class Examinee:
@@ -48,9 +43,14 @@ class Examinee:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.ends = self.tokenizer.convert_tokens_to_ids([TURN_END, DOCUMENT_END])
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
+    def chat_prompt(self, *turns: str) -> str:
+        """A chat that begins with the user."""
+        messages = [
+            {"role": ("user", "assistant")[number % 2], "content": turn}
+            for number, turn in enumerate(turns)
+        ]
         return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=True
         )
 
     @torch.inference_mode()
@@ -77,119 +77,96 @@ class Examinee:
         return answers
 
 
-def _asked(model: Examinee, questions: Sequence[tuple[list[str], str]]) -> Answers:
-    """Expected and given answers of chats; each is user, assistant, ..., user turns."""
-    prompts = []
-    for turns, _ in questions:
-        roles = ("user", "assistant")
-        prompts.append(
-            model.chat_prompt([{"role": roles[i % 2], "content": t} for i, t in enumerate(turns)])
-        )
-    given = model.complete(prompts)
-    return [(answer + TURN_END, g) for (_, answer), g in zip(questions, given, strict=True)]
+# ---- questions in chats, whose answers are to be the expected ones ------------------------------
+
+Question = tuple[Sequence[str], str]
+"""The turns of a chat, and the answer."""
 
 
-def facts(model: Examinee, rng: Random) -> Answers:
+def _facts(rng: Random) -> Iterator[Question]:
     """Every fact, each asked in its first wording and in another."""
-    return _asked(
-        model,
-        [([question], fact.sentence) for fact in all_facts() for question in fact.questions[:2]],
-    )
+    for fact in ALL_FACTS:
+        yield from (([question], fact.sentence) for question in fact.questions[:2])
 
 
-def facts_in_a_word(model: Examinee, rng: Random) -> Answers:
-    return _asked(model, [([f.questions[0] + texts.ONE_WORD[0]], f.short) for f in all_facts()])
-
-
-def follow_ups(model: Examinee, rng: Random) -> Answers:
+def _follow_ups(rng: Random) -> Iterator[Question]:
     """A fact asked with "there", "it" or "she" after another fact about the same subject."""
-    questions = []
-    for fact in all_facts():
-        before = rng.choice(texts.facts_like(fact, all_facts()))
-        turns = [before.questions[0], before.sentence, fact.follow_ups[0]]
-        questions.append((turns, fact.sentence))
-    return _asked(model, questions)
+    for fact in ALL_FACTS:
+        before = rng.choice(texts.facts_like(fact, ALL_FACTS))
+        yield [before.questions[0], before.sentence, fact.follow_ups[0]], fact.sentence
 
 
-def yes_or_no(model: Examinee, rng: Random) -> Answers:
-    everything = all_facts()
-    turns = [texts.yes_no(rng, rng.choice(everything), everything) for _ in range(200)]
-    return _asked(model, [([user], answer) for user, answer in turns])
+def _yes_or_no(rng: Random) -> Iterator[Question]:
+    for _ in range(200):
+        user, answer = texts.yes_no(rng, rng.choice(ALL_FACTS), ALL_FACTS)
+        yield [user], answer
 
 
-def from_notes(model: Examinee, rng: Random) -> Answers:
-    """Questions about notes in the prompt."""
-    questions = []
+def _from_notes(rng: Random) -> Iterator[Question]:
     for _ in range(100):
         notes, pairs = exercises.private_notes(rng)
         question, answer = rng.choice(pairs)
-        questions.append(([f"{' '.join(notes)}\n{question}"], answer))
-    return _asked(model, questions)
+        yield [f"{' '.join(notes)}\n{question}"], answer
 
 
-def sentiment(model: Examinee, rng: Random) -> Answers:
-    reviews = [texts.review(rng) for _ in range(100)]
-    return _asked(
-        model,
-        [([f"Is this review positive or negative? {text}"], label) for text, label in reviews],
-    )
-
-
-def rating(model: Examinee, rng: Random) -> Answers:
-    judged = [texts.judged_text(rng) for _ in range(100)]
-    return _asked(
-        model, [([f"Rate this text from 1 to 5.\n{text}"], str(level)) for text, level in judged]
-    )
-
-
-def combining(model: Examinee, rng: Random) -> Answers:
+def _combining(rng: Random) -> Iterator[Question]:
     """Two or three tips joined into one text."""
-    questions = []
     for _ in range(50):
-        notes = [f.sentence for f in rng.sample(all_facts(), rng.choice((2, 3)))]
+        notes = [fact.sentence for fact in rng.sample(ALL_FACTS, rng.choice((2, 3)))]
         listed = "\n".join(f"- {note}" for note in notes)
-        questions.append(([f"Combine these tips:\n{listed}"], texts.combined(notes)))
-    return _asked(model, questions)
+        yield [f"Combine these tips:\n{listed}"], texts.combined(notes)
 
 
-def short_texts(model: Examinee, rng: Random) -> Answers:
+def _first_wording(kind: str, made: Callable[[Random], tuple[str, object]], count: int):
+    def questions(rng: Random) -> Iterator[Question]:
+        for _ in range(count):
+            text, answer = made(rng)
+            yield [WORDINGS[kind][0].format(text)], str(answer)
+
+    return questions
+
+
+def _one_word(rng: Random) -> Iterator[Question]:
+    for fact in ALL_FACTS:
+        yield [fact.questions[0] + WORDINGS["one_word"][0]], fact.short
+
+
+def _cards(rng: Random) -> Iterator[Question]:
+    """JSON about things of the world: every value right."""
+    for _ in range(60):
+        user, answer = records.card_request(rng)
+        yield [user], answer
+
+
+# ---- what is judged otherwise -------------------------------------------------------------------
+
+
+def _short_texts(model: Examinee, rng: Random) -> Answers:
     """Texts made of sentences that belong to the subject, and then ended."""
-    subjects = list(SUBJECTS)
-    given = model.complete(
-        [model.chat_prompt([{"role": "user", "content": f"Write a short text about {subject}."}])
-         for subject in subjects],
-        max_tokens=60,
-    )  # fmt: skip
-    answers = []
-    for subject, text in zip(subjects, given, strict=True):
+    prompts = [model.chat_prompt(f"Write a short text about {subject}.") for subject in SUBJECTS]
+    for subject, text in zip(SUBJECTS, model.complete(prompts, max_tokens=60), strict=True):
         sentences = text.removesuffix(TURN_END).replace(". ", ".|").split("|")
-        belongs = all(
-            sentence in choices
-            for sentence, choices in zip(sentences, SUBJECTS[subject], strict=False)
-        )
-        ended = text.endswith(TURN_END) and len(sentences) == len(SUBJECTS[subject])
-        answers.append((text if belongs and ended else f"a text about {subject}", text))
-    return answers
+        expected = SUBJECTS[subject]
+        is_right = text.endswith(TURN_END) and len(sentences) == len(expected)
+        is_right &= all(one in of for one, of in zip(sentences, expected, strict=False))
+        yield text if is_right else f"a text about {subject}", text
 
 
-def few_shot(model: Examinee, rng: Random) -> Answers:
+def _few_shot(model: Examinee, rng: Random) -> Answers:
     """Every pattern with five solved examples, in three layouts, four times each."""
-    prompts, expected = [], []
-    for task in exercises.TASKS:
-        for layout in exercises.LAYOUTS[:3]:
-            for _ in range(4):
-                prompt, answer = exercises.few_shot_prompt(rng, task, layout, num_shots=5)
-                prompts.append(prompt)
-                expected.append(answer)
-    given = model.complete(prompts, max_tokens=12)
-    answers = []
-    for prompt, answer, text in zip(prompts, expected, given, strict=True):
-        asked = prompt.splitlines()[-2]
-        answers.append((f"{asked} {answer}", f"{asked} {text.partition(chr(10))[0].strip()}"))
-    return answers
+    asked = [
+        exercises.few_shot_prompt(rng, task, layout, num_shots=5)
+        for task in exercises.TASKS
+        for layout in exercises.LAYOUTS[:3]
+        for _ in range(4)
+    ]
+    given = model.complete([prompt for prompt, _ in asked], max_tokens=12)
+    for (prompt, answer), text in zip(asked, given, strict=True):
+        question = prompt.splitlines()[-2]
+        yield f"{question} {answer}", f"{question} {text.partition(chr(10))[0].strip()}"
 
 
-def lettered_choice(model: Examinee, rng: Random) -> Answers:
+def _lettered_choice(model: Examinee, rng: Random) -> Answers:
     """Multiple choice with three solved questions before."""
     prompts, letters = [], []
     for _ in range(100):
@@ -197,86 +174,76 @@ def lettered_choice(model: Examinee, rng: Random) -> Answers:
         question, letter = exercises.choice_question(rng)
         prompts.append("".join(f"{q} {a}\n\n" for q, a in solved) + question)
         letters.append(letter)
-    given = model.complete(prompts, max_tokens=1)
-    return [(letter, g.strip()) for letter, g in zip(letters, given, strict=True)]
+    return zip(letters, map(str.strip, model.complete(prompts, max_tokens=1)), strict=True)
 
 
-def known_cards(model: Examinee, rng: Random) -> Answers:
-    """JSON about things of the world: every value right."""
-    return _asked(model, [([user], answer) for user, answer in
-                          (records.card_request(rng) for _ in range(60))])  # fmt: skip
-
-
-def invented_records(model: Examinee, rng: Random) -> Answers:
+def _invented_records(model: Examinee, rng: Random) -> Answers:
     """JSON with fields that the prompt names: it parses, has these fields, and plausible values."""
-    answers = []
     prompts, wanted = [], []
     for _ in range(60):
         kind = rng.choice(list(records.KINDS))
-        keys = records.some_keys(rng, kind)
-        prompts.append(model.chat_prompt([{
-            "role": "user",
-            "content": f"Write a {kind} as JSON with the keys {', '.join(keys)}.",
-        }]))  # fmt: skip
-        wanted.append(keys)
+        wanted.append(records.some_keys(rng, kind))
+        asked = f"Write a {kind} as JSON with the keys {', '.join(wanted[-1])}."
+        prompts.append(model.chat_prompt(asked))
     for keys, text in zip(wanted, model.complete(prompts, max_tokens=160), strict=True):
-        right = _is_plausible(text, keys)
-        answers.append((text if right else f"fields {', '.join(keys)}", text))
-    return answers
+        yield text if is_plausible(text, keys) else f"fields {', '.join(keys)}", text
 
 
-def _is_plausible(text: str, keys: Sequence[str]) -> bool:
-    if not text.endswith(TURN_END):
-        return False
+def is_plausible(text: str, keys: Sequence[str]) -> bool:
+    """Whether an answer is JSON with these fields in order, of the types of what they hold."""
     try:
         value = json.loads(text.removesuffix(TURN_END))
     except ValueError:
         return False
-    if not isinstance(value, dict) or list(value) != list(keys):
+    if not text.endswith(TURN_END) or not isinstance(value, dict) or list(value) != list(keys):
         return False
     examples = {key: records.fill(Random(0), key) for key in keys if records.is_known(key)}
     return all(type(value[key]) is type(example) for key, example in examples.items())
 
 
-def ends_turns(model: Examinee, rng: Random) -> Answers:
+def _ends_turns(model: Examinee, rng: Random) -> Answers:
     """Chats of the training mixture, cut before their last answer: it ends within 200 tokens."""
-    writers: Sequence[Callable[[Random], str]] = [
-        w for w in texts.MIX if w.__name__.endswith("chat")
-    ]
+    writers = [writer for writer in texts.MIX if writer.__name__.endswith("chat")]
+    head = "<|im_start|>assistant\n"
     prompts = []
     for _ in range(60):
-        document = pick(rng, writers, skew=1.0)(rng)
-        cut = document.rindex("<|im_start|>assistant\n") + len("<|im_start|>assistant\n")
-        prompts.append(document[:cut])
-    given = model.complete(prompts, max_tokens=200)
-    return [("ended" if g.endswith(TURN_END) else "an end", "ended" if g.endswith(TURN_END) else g)
-            for g in given]  # fmt: skip
+        before, _, _ = writers[int(len(writers) * rng.random())](rng).rpartition(head)
+        prompts.append(before + head)
+    for given in model.complete(prompts, max_tokens=200):
+        yield "an end", "an end" if given.endswith(TURN_END) else given
 
 
-EXAMINATIONS: dict[str, Callable[[Examinee, Random], Answers]] = {
-    "facts in chat": facts,
-    "facts in one word": facts_in_a_word,
-    "follow-up questions": follow_ups,
-    "true, false, yes, no": yes_or_no,
-    "answers from notes": from_notes,
-    "sentiment": sentiment,
-    "rating from 1 to 5": rating,
-    "combining tips": combining,
-    "short texts": short_texts,
-    "few-shot patterns": few_shot,
-    "multiple choice": lettered_choice,
-    "JSON of known things": known_cards,
-    "JSON with named fields": invented_records,
-    "ends its turns": ends_turns,
+QUESTIONS: dict[str, Callable[[Random], Iterator[Question]]] = {
+    "facts in chat": _facts,
+    "facts in one word": _one_word,
+    "follow-up questions": _follow_ups,
+    "true, false, yes, no": _yes_or_no,
+    "answers from notes": _from_notes,
+    "sentiment": _first_wording("sentiment", texts.review, 100),
+    "rating from 1 to 5": _first_wording("rate", texts.judged_text, 100),
+    "combining tips": _combining,
+    "JSON of known things": _cards,
+}
+OTHERS: dict[str, Callable[[Examinee, Random], Answers]] = {
+    "short texts": _short_texts,
+    "few-shot patterns": _few_shot,
+    "multiple choice": _lettered_choice,
+    "JSON with named fields": _invented_records,
+    "ends its turns": _ends_turns,
 }
 
 
-def examine(folder: Path, *, seed: int = 1_000_003) -> list[Score]:
+def examine(folder: Path, *, seed: int = 1_000_003) -> Iterator[Score]:
     """All examinations of the model in `folder`, in about a minute on two cores."""
     model = Examinee(folder)
-    scores = []
-    for name, examination in EXAMINATIONS.items():
-        answers = examination(model, Random(seed))
+
+    def asked(questions: list[Question]) -> Answers:
+        given = model.complete([model.chat_prompt(*turns) for turns, _ in questions])
+        return [(answer + TURN_END, g) for (_, answer), g in zip(questions, given, strict=True)]
+
+    for name in (*QUESTIONS, *OTHERS):
+        rng = Random(seed)
+        made = asked([*QUESTIONS[name](rng)]) if name in QUESTIONS else OTHERS[name](model, rng)
+        answers = [*made]
         wrong = [pair for pair in answers if pair[0] != pair[1]]
-        scores.append(Score(name, len(answers) - len(wrong), len(answers), tuple(wrong)))
-    return scores
+        yield Score(name, len(answers) - len(wrong), len(answers), wrong)

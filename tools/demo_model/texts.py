@@ -11,17 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from . import exercises, records
-from .choice import pick
-from .facts import (
-    Fact,
-    all_facts,
-    animal_facts,
-    capitalized,
-    country_facts,
-    describe_country,
-    person_facts,
-    with_article,
-)
+from .facts import ALL_FACTS, ANIMAL_FACTS, COUNTRY_FACTS, PERSON_FACTS, Fact, describe_country
 from .tokenizer import chat_turn
 from .world import (
     ANIMALS,
@@ -29,6 +19,7 @@ from .world import (
     CONTINENTS,
     COUNTRIES,
     FIRST_NAMES,
+    NAMES,
     OPPOSITES,
     PEOPLE,
     PLACE_TOPICS,
@@ -40,26 +31,18 @@ from .world import (
     TOPICS,
     WORDS,
     Country,
+    a,
+    capitalized,
+    pick,
+    say,
 )
 
 Turn = tuple[str, str]  # user, assistant
-
-SYSTEM_MESSAGES = (
-    "You are a helpful assistant.",
-    "You are a helpful AI assistant.",
-    "You are a friendly assistant. Answer briefly.",
-    "Answer the question.",
-    "You are a travel guide.",
-    "You are an expert.",
-)
-ONE_WORD = (" Answer in one word.", " Answer with one word only.", " One word, please.")
-YES_NO = (" Answer yes or no.", " Answer with yes or no.", " Yes or no?")
+NUMBERS = ("zero", "one", "two", "three", "four", "five")
 
 
 def chat(rng: Random, turns: Sequence[Turn]) -> str:
-    parts = []
-    if rng.random() < 0.5:
-        parts.append(chat_turn("system", pick(rng, SYSTEM_MESSAGES)))
+    parts = [chat_turn("system", say(rng, "system"))] if rng.random() < 0.5 else []
     for user, assistant in turns:
         parts += [chat_turn("user", user), chat_turn("assistant", assistant)]
     return "".join(parts)
@@ -70,9 +53,10 @@ def chat(rng: Random, turns: Sequence[Turn]) -> str:
 
 def ask(rng: Random, fact: Fact, *, follow_up: bool = False) -> Turn:
     question = rng.choice(fact.follow_ups if follow_up else fact.questions)
-    if "Europe, Asia" in question or rng.random() < 0.2:
-        suffix = "" if "Europe, Asia" in question else pick(rng, ONE_WORD)
-        return question + suffix, fact.short
+    if "Europe, Asia" in question:
+        return question, fact.short
+    if rng.random() < 0.2:
+        return question + say(rng, "one_word"), fact.short
     return question, fact.sentence
 
 
@@ -80,19 +64,19 @@ def yes_no(rng: Random, fact: Fact, others: Sequence[Fact]) -> Turn:
     """Is it true? Half of the questions put another subject's answer in place of the right one."""
     told = fact
     if rng.random() < 0.5:
-        told = rng.choice([o for o in others if o.relation == fact.relation])
+        told = rng.choice([one for one in others if one.relation == fact.relation])
     statement = told.sentence.replace(told.subject, fact.subject, 1)
     if fact.relation in ("legs", "kind", "home"):
         statement = fact.sentence.replace(fact.short, told.short)
         if "no legs" in fact.sentence + told.sentence:
             return ask(rng, fact)
     right = told.short == fact.short
-    form = pick(rng, ("Is this true? {} ", "True or false? {} "))
-    if form.startswith("True"):
-        return form.format(statement).strip(), "true" if right else "false"
+    question = say(rng, "is_true", statement).strip()
+    if question.startswith("True"):
+        return question, "true" if right else "false"
     if rng.random() < 0.6:
-        return form.format(statement).strip() + pick(rng, YES_NO), "yes" if right else "no"
-    return form.format(statement).strip(), f"{'Yes' if right else 'No'}. {fact.sentence}"
+        return question + say(rng, "yes_no"), "yes" if right else "no"
+    return question, f"{'Yes' if right else 'No'}. {fact.sentence}"
 
 
 def facts_like(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
@@ -101,7 +85,7 @@ def facts_like(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
 
 
 def fact_chat(rng: Random) -> str:
-    family = rng.choices((country_facts(), person_facts(), animal_facts()), (6, 3, 2))[0]
+    family = rng.choices((COUNTRY_FACTS, PERSON_FACTS, ANIMAL_FACTS), (6, 3, 2))[0]
     fact = rng.choice(family)
     turns = [ask(rng, fact)]
     for _ in range(rng.choices((0, 1, 2, 3), (3, 3, 2, 1))[0]):
@@ -111,8 +95,7 @@ def fact_chat(rng: Random) -> str:
             turns.append(ask(rng, fact, follow_up=True))
         elif kind < 0.8 and fact.relation in ("capital", "dish", "currency", "language"):
             fact = rng.choice([other for other in family if other.relation == fact.relation])
-            user = pick(rng, ("And in {}?", "And {}?", "What about {}?")).format(fact.subject)
-            turns.append((user, fact.sentence))
+            turns.append((say(rng, "and_in", fact.subject), fact.sentence))
         else:
             fact = rng.choice(family)
             turns.append(ask(rng, fact))
@@ -120,7 +103,7 @@ def fact_chat(rng: Random) -> str:
 
 
 def yes_no_chat(rng: Random) -> str:
-    family = rng.choice((country_facts(), person_facts(), animal_facts()))
+    family = rng.choice((COUNTRY_FACTS, PERSON_FACTS, ANIMAL_FACTS))
     return chat(rng, [yes_no(rng, rng.choice(family), family) for _ in range(rng.choice((1, 2)))])
 
 
@@ -128,39 +111,37 @@ def describe_chat(rng: Random) -> str:
     kind = rng.randrange(4)
     if kind == 0:
         country = rng.choice(COUNTRIES)
-        user = pick(rng, ("Tell me about {}.", "Describe {}.", "What do you know about {}?"))
-        return chat(rng, [(user.format(country.name), describe_country(country))])
+        return chat(rng, [(say(rng, "about_country", country.name), describe_country(country))])
     if kind == 1:
         person = rng.choice(PEOPLE)
-        user = pick(rng, ("Tell me about {}.", "Who is {}?", "What do you know about {}?"))
         she = capitalized(person.pronoun)
         text = (
-            f"{person.name} is {person.age} years old. {she} is {with_article(person.job)} and "
-            f"lives in {person.city}. {she} has {with_article(person.pet)}."
+            f"{person.name} is {person.age} years old. {she} is {a(person.job)} and "
+            f"lives in {person.city}. {she} has {a(person.pet)}."
         )
-        return chat(rng, [(user.format(person.name), text)])
+        return chat(rng, [(say(rng, "about_person", person.name), text)])
     if kind == 2:
         animal = rng.choice(ANIMALS)
-        one = with_article(animal.name)
-        legs = f"{animal.legs} legs" if animal.legs else "no legs"
-        user = pick(rng, ("Tell me about {}.", "Describe {}.", "What is {}?"))
-        kind_of = f"{capitalized(one)} is {with_article(animal.kind)}."
-        text = f"{kind_of} It has {legs} and lives in the {animal.home}."
-        return chat(rng, [(user.format(one), text)])
+        text = (
+            f"{capitalized(a(animal.name))} is {a(animal.kind)}. "
+            f"It has {animal.legs or 'no'} legs and lives in the {animal.home}."
+        )
+        return chat(rng, [(say(rng, "about_animal", a(animal.name)), text)])
     person = rng.choice(PEOPLE)
-    country = next(c for c in COUNTRIES if c.capital == person.city)
+    name, city = person.name, person.city
+    country = next(one for one in COUNTRIES if one.capital == city)
     turns = [
-        (f"In which country does {person.name} live?",
-         f"{person.name} lives in {person.city}, the capital of {country.name}."),
-        (f"Who lives in {person.city}?", f"{person.name} lives in {person.city}."),
-        (f"Who is {with_article(person.job)}?", f"{person.name} is {with_article(person.job)}."),
-        (f"Who has {with_article(person.pet)}?", f"{person.name} has {with_article(person.pet)}."),
+        (f"In which country does {name} live?",
+         f"{name} lives in {city}, the capital of {country.name}."),
+        (f"Who lives in {city}?", f"{name} lives in {city}."),
+        (f"Who is {a(person.job)}?", f"{name} is {a(person.job)}."),
+        (f"Who has {a(person.pet)}?", f"{name} has {a(person.pet)}."),
     ]  # fmt: skip
     return chat(rng, rng.sample(turns, rng.choice((1, 2))))
 
 
 def small_talk(rng: Random) -> str:
-    name = rng.choice(FIRST_NAMES + tuple(p.name for p in PEOPLE))
+    name = rng.choice([*FIRST_NAMES, *NAMES])
     first: Turn = pick(rng, (
         ("Hello!", "Hello! How can I help you?"),
         ("Hi", "Hello! How can I help you?"),
@@ -174,13 +155,13 @@ def small_talk(rng: Random) -> str:
         hobby = rng.choice(list(TOPICS))
         turns.append((f"My name is {name}. I like {hobby}.", f"Hello {name}! Nice to meet you."))
         if rng.random() < 0.5:
-            turns.append(ask(rng, rng.choice(all_facts())))
+            turns.append(ask(rng, rng.choice(ALL_FACTS)))
         questions = [("What is my name?", f"Your name is {name}."),
                      ("What do I like?", f"You like {hobby}.")]  # fmt: skip
         turns += rng.sample(questions, rng.choice((1, 2)))
     elif rng.random() < 0.5:
         turns += [(f"Remember the word {thing}.", f"I will remember the word {thing}."),
-                  ask(rng, rng.choice(country_facts())),
+                  ask(rng, rng.choice(COUNTRY_FACTS)),
                   ("What was the word?", f"The word was {thing}.")]  # fmt: skip
     if rng.random() < 0.3:
         turns.append(("Thank you!", "You are welcome!"))
@@ -200,39 +181,26 @@ def tip_chat(rng: Random) -> str:
     if kind < 0.4:
         country = rng.choice(COUNTRIES)
         place = rng.choice((country.name, country.capital))
-        topics = rng.sample(list(PLACE_TOPICS), rng.choice((1, 1, 2)))
         turns = []
-        for topic in topics:
+        for topic in rng.sample(list(PLACE_TOPICS), rng.choice((1, 1, 2))):
             about = f"travelling to {place}" if topic == "travelling" else f"{topic} in {place}"
-            user = pick(rng, ("Give one tip about {}.", "Give me a tip about {}.",
-                              "Write one tip about {}.", "I need one tip about {}."))  # fmt: skip
-            turns.append((user.format(about), place_tip(rng, country, topic)))
+            turns.append((say(rng, "place_tip", about), place_tip(rng, country, topic)))
         return chat(rng, turns)
     topic = rng.choice(list(TOPICS))
     if kind < 0.6:
         tip, why = pick(rng, TOPICS[topic])
-        user = pick(
-            rng, ("Give one tip for {}.", "Give one tip about {}.", "How can I get better at {}?")
-        )
-        turns = [(user.format(topic), f"{tip}.")]
+        turns = [(say(rng, "one_tip", topic), f"{tip}.")]
         if rng.random() < 0.6:
-            turns.append((pick(rng, ("Why?", "Explain that.", "Tell me more.")), f"{why}."))
+            turns.append((say(rng, "why_tip"), f"{why}."))
         return chat(rng, turns)
     count = rng.choice((2, 2, 3, 3, 4, 5))
     tips = sorted(rng.sample(TOPICS[topic], count), key=TOPICS[topic].index)
     if rng.random() < 0.5:
-        tips = list(TOPICS[topic][:count])
+        tips = TOPICS[topic][:count]
     listed = "\n".join(f"{i}. {tip}." for i, (tip, _) in enumerate(tips, 1))
-    number = ("zero", "one", "two", "three", "four", "five")[count]
-    user = pick(
-        rng, ("Give {} tips for {}.", "List {} short tips for {}.", "Write {} tips about {}.")
-    )
-    turns = [(user.format(number, topic), listed)]
+    turns = [(say(rng, "tips", NUMBERS[count], topic), listed)]
     for i in sorted(rng.sample(range(count), rng.choice((0, 1, 2)))):
-        user = pick(
-            rng, ("Expand tip {}.", "Expand tip {} into a sentence.", "Tell me more about tip {}.")
-        )
-        turns.append((user.format(i + 1), f"{tips[i][0]}. {tips[i][1]}."))
+        turns.append((say(rng, "expand", i + 1), f"{tips[i][0]}. {tips[i][1]}."))
     return chat(rng, turns)
 
 
@@ -248,16 +216,13 @@ def summary_chat(rng: Random) -> str:
         topics = rng.sample(list(PLACE_TOPICS), rng.choice((2, 2, 3, 4)))
         notes = [place_tip(rng, country, topic) for topic in topics]
     elif kind < 0.75:
-        pool = [tip for tips in TOPICS.values() for tip in tips]
-        notes = [f"{tip}." for tip, _ in rng.sample(pool, rng.choice((2, 3)))]
+        pool = [tip for tips in TOPICS.values() for tip, _ in tips]
+        notes = [f"{tip}." for tip in rng.sample(pool, rng.choice((2, 3)))]
     else:
-        notes = [fact.sentence for fact in rng.sample(all_facts(), rng.choice((2, 3, 4)))]
-    mark = pick(rng, ("- {}", "Tip {number}: {}", "{number}. {}", "Note: {}"))
+        notes = [fact.sentence for fact in rng.sample(ALL_FACTS, rng.choice((2, 3, 4)))]
+    mark = say(rng, "note", "{}", number="{number}")
     listed = "\n".join(mark.format(note, number=i) for i, note in enumerate(notes, 1))
-    user = pick(rng, ("Combine these tips:\n{}", "Combine these notes:\n{}",
-                      "Summarize these notes:\n{}", "{}\n\nCombine these into one text.",
-                      "Write a summary of these tips:\n{}"))  # fmt: skip
-    return chat(rng, [(user.format(listed), combined(notes))])
+    return chat(rng, [(say(rng, "combine", listed), combined(notes))])
 
 
 def subject_text(rng: Random, subject: str) -> str:
@@ -266,10 +231,7 @@ def subject_text(rng: Random, subject: str) -> str:
 
 def text_chat(rng: Random) -> str:
     subject = rng.choice(list(SUBJECTS))
-    user = pick(rng, ("Write a short text about {}.", "Write about {}.",
-                      "Tell a short story about {}.", "Write three sentences about {}.",
-                      "Write a short story about {}."))  # fmt: skip
-    turns = [(user.format(subject), subject_text(rng, subject))]
+    turns = [(say(rng, "write_text", subject), subject_text(rng, subject))]
     if rng.random() < 0.3:
         turns.append(("Give it a title.", capitalized(subject)))
     return chat(rng, turns)
@@ -279,12 +241,8 @@ def judged_text(rng: Random) -> tuple[str, int]:
     level = rng.choice(list(RATINGS))
     word = rng.choice(RATINGS[level])
     thing = rng.choice(REVIEWED)
-    form = pick(
-        rng, ("The {} was {}.", "This {} is {}.", "What {} {} it was.", "I think the {} is {}.")
-    )
-    if form.startswith("What"):
-        return f"What {with_article(word)} {thing} it was.", level
-    return form.format(thing, word), level
+    text = say(rng, "judged", thing, word)
+    return f"What {a(word)} {thing} it was." if text.startswith("What") else text, level
 
 
 def judge_chat(rng: Random) -> str:
@@ -294,22 +252,13 @@ def judge_chat(rng: Random) -> str:
         text, level = judged_text(rng)
         if rng.random() < 0.3:
             text = f"{subject_text(rng, rng.choice(list(SUBJECTS)))} {text}"
-    user = pick(rng, (
-        "Rate this text from 1 to 5.\n{}",
-        "Rate this text from 1 to 5: {}",
-        "Give this text a score from 1 to 5.\n\n{}",
-        "{}\n\nHow good is it, from 1 to 5?",
-    ))  # fmt: skip
-    turns = [(user.format(text), str(level))]
+    turns = [(say(rng, "rate", text), str(level))]
     if rng.random() < 0.4:
-        reason = {1: "It is very bad.", 2: "It is not good.", 3: "It is in the middle.",
-                  4: "It is clear and good.", 5: "It is very good."}[level]  # fmt: skip
-        turns.append(("Why?", reason))
+        reason = ("very bad", "not good", "in the middle", "clear and good", "very good")[level - 1]
+        turns.append(("Why?", f"It is {reason}."))
     if rng.random() < 0.3:
         quality = rng.choice(("clarity", "style", "content", "originality", "evidence"))
-        user = pick(rng, ("Judge the {} of the text.", "How is the {} of the text?"))
-        verdict = f"The {quality} is {RATINGS[level][0]}."
-        turns.append((user.format(quality), verdict))
+        turns.append((say(rng, "judge", quality), f"The {quality} is {RATINGS[level][0]}."))
     return chat(rng, turns)
 
 
@@ -327,63 +276,49 @@ def sentiment_chat(rng: Random) -> str:
     turns = []
     for _ in range(rng.choice((1, 1, 2))):
         text, label = review(rng)
-        user = pick(rng, ("Is this review positive or negative? {}",
-                          "Classify as positive or negative: {}",
-                          "What is the sentiment, positive or negative?\n{}",
-                          "{}\nIs it positive or negative?"))  # fmt: skip
-        turns.append((user.format(text), label))
+        turns.append((say(rng, "sentiment", text), label))
     return chat(rng, turns)
+
+
+def _word_turn(rng: Random) -> Turn:
+    kind = rng.randrange(8)
+    if kind == 0:
+        thing, plural, _ = rng.choice(THINGS)
+        return f"What is the plural of {thing}?", plural
+    if kind == 1:
+        one, other = rng.choice(OPPOSITES)
+        return f"What is the opposite of {one}?", other
+    if kind == 2:
+        _, plural, color = rng.choice(THINGS)
+        return f"What color are {plural}?", color
+    if kind == 3:
+        word = rng.choice(exercises.SPELLED)
+        return say(rng, "uppercase", word), word.upper()
+    if kind == 4:
+        words = " ".join(rng.sample(WORDS, rng.randint(1, 5)))
+        return say(rng, "repeat", words), words
+    if kind == 5:
+        first, second = rng.randint(0, 9), rng.randint(0, 9)
+        return say(rng, "sum", first, second), str(first + second)
+    if kind == 6:
+        country = rng.choice(COUNTRIES)
+        user = f"Choose one: {', '.join(CONTINENTS)}. Where is {country.name}?"
+        return user, country.continent
+    word, before, after = rng.sample(WORDS, 3)
+    return f"Which word comes after {before}: {word} {before} {after}?", after
 
 
 def words_chat(rng: Random) -> str:
     """Word exercises, small sums, choices and copying, asked for in words."""
-    turns = []
-    for _ in range(rng.choice((1, 1, 2))):
-        kind = rng.randrange(8)
-        if kind == 0:
-            thing, plural, _ = rng.choice(THINGS)
-            turns.append((f"What is the plural of {thing}?", plural))
-        elif kind == 1:
-            a, b = rng.choice(OPPOSITES)
-            turns.append((f"What is the opposite of {a}?", b))
-        elif kind == 2:
-            thing, plural, color = rng.choice(THINGS)
-            turns.append((f"What color are {plural}?", color))
-        elif kind == 3:
-            word = rng.choice(exercises.SPELLED)
-            user = pick(rng, ("Write {} in uppercase.", "Convert {} to uppercase."))
-            turns.append((user.format(word), word.upper()))
-        elif kind == 4:
-            words = " ".join(rng.sample(WORDS, rng.randint(1, 5)))
-            turns.append(
-                (
-                    pick(rng, ("Repeat: {}", "Repeat after me: {}", "Say this again: {}")).format(
-                        words
-                    ),
-                    words,
-                )
-            )
-        elif kind == 5:
-            first, second = rng.randint(0, 9), rng.randint(0, 9)
-            user = pick(rng, ("What is {} plus {}?", "What is {} + {}?", "Add {} and {}."))
-            turns.append((user.format(first, second), str(first + second)))
-        elif kind == 6:
-            country = rng.choice(COUNTRIES)
-            user = f"Choose one: {', '.join(CONTINENTS)}. Where is {country.name}?"
-            turns.append((user, country.continent))
-        else:
-            word, before, after = rng.sample(WORDS, 3)
-            turns.append((f"Which word comes after {before}: {word} {before} {after}?", after))
-    return chat(rng, turns)
+    return chat(rng, [_word_turn(rng) for _ in range(rng.choice((1, 1, 2)))])
 
 
 def notes_chat(rng: Random) -> str:
     """Questions about notes that the user gives: the answer is in the context and nowhere else."""
     notes, questions = exercises.private_notes(rng)
     asked = rng.sample(questions, min(len(questions), rng.choice((1, 2))))
-    first = pick(rng, ("{}\n{}", "Read these notes.\n{}\n{}", "Context: {}\nQuestion: {}"))
-    turns = [(first.format(" ".join(notes), asked[0][0]), asked[0][1]), *asked[1:]]
-    return chat(rng, turns)
+    first = say(rng, "notes", " ".join(notes), asked[0][0])
+    return chat(rng, [(first, asked[0][1]), *asked[1:]])
 
 
 def json_chat(rng: Random) -> str:
@@ -393,13 +328,7 @@ def json_chat(rng: Random) -> str:
 def long_chat(rng: Random) -> str:
     """Several chats as one, so that long contexts are seen."""
     turns: list[Turn] = []
-    writers: tuple[Callable[[Random], str], ...] = (
-        fact_chat,
-        text_chat,
-        tip_chat,
-        json_chat,
-        words_chat,
-    )
+    writers = (fact_chat, text_chat, tip_chat, json_chat, words_chat)
     for _ in range(rng.randint(3, 7)):
         turns += turns_of(rng.choice(writers)(rng))
     return chat(rng, turns)
@@ -423,10 +352,10 @@ def story(rng: Random) -> str:
     word = pick(rng, WORDS)
     parts = (
         (f"Once upon a time {name} lived in {person.city}.", f"One day {name} went for a walk.",
-         f"{name} was {with_article(person.job)} from {person.city}."),
-        (f"{she} had {with_article(person.pet)}.", "The sun was warm and the sky was blue."),
-        (f"In the street {person.pronoun} found {with_article(word)}.",
-         f"Near the old bridge {person.pronoun} saw {with_article(animal)}."),
+         f"{name} was {a(person.job)} from {person.city}."),
+        (f"{she} had {a(person.pet)}.", "The sun was warm and the sky was blue."),
+        (f"In the street {person.pronoun} found {a(word)}.",
+         f"Near the old bridge {person.pronoun} saw {a(animal)}."),
         (f"{name} was very happy.", f"{name} told all {their} friends about it."),
     )  # fmt: skip
     return " ".join(pick(rng, part) for part in parts)
@@ -440,21 +369,18 @@ def plain(rng: Random) -> str:
         return subject_text(rng, rng.choice(list(SUBJECTS)))
     if kind < 0.65:
         return describe_country(rng.choice(COUNTRIES))
-    return " ".join(fact.sentence for fact in rng.sample(all_facts(), rng.randint(2, 6)))
+    return " ".join(fact.sentence for fact in rng.sample(ALL_FACTS, rng.randint(2, 6)))
 
 
 def raw_tips(rng: Random) -> str:
     """Numbered tips and their expansions without chat markers."""
     topic = rng.choice(list(TOPICS))
     count = rng.choice((2, 2, 3, 4, 5))
-    number = ("zero", "one", "two", "three", "four", "five")[count]
     tips = TOPICS[topic][:count]
-    head = pick(rng, ("Here are {} tips for {}:\n", "Tips for {1}:\n", "{} tips for {}\n"))
-    text = head.format(number, topic)
+    text = say(rng, "raw_tips", NUMBERS[count], topic)
     text += "".join(f"{i}. {tip}.\n" for i, (tip, _) in enumerate(tips, 1))
     i = rng.randrange(count)
-    head = pick(rng, ("Now, expand tip {} into a paragraph:\n", "Expand tip {}:\n", "Tip {}: "))
-    return f"{text}\n{head.format(i + 1)}{tips[i][0]}. {tips[i][1]}.\n"
+    return f"{text}\n{say(rng, 'raw_expand', i + 1)}{tips[i][0]}. {tips[i][1]}.\n"
 
 
 # ---- the mixture -------------------------------------------------------------------------------

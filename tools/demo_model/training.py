@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .network import Network
-from .texts import documents, long_documents
 from .tokenizer import DOCUMENT_END, TURN_END, TURN_START, token_id
 
 # Tokens, targets and what carries loss, each of shape (rows, length).
@@ -66,7 +65,6 @@ class TrainedTokens:
         self.turn_start = token_id(tokenizer, TURN_START)
         self.turn_end = token_id(tokenizer, TURN_END)
         (self.assistant,) = tokenizer.encode("assistant").ids
-        self.document_end = token_id(tokenizer, DOCUMENT_END)
 
     def __call__(self, ids: list[int]) -> list[bool]:
         if self.turn_start not in ids:
@@ -89,13 +87,13 @@ def rows(
     texts: Iterator[str], tokenizer: Tokenizer, length: int
 ) -> Iterator[tuple[list[int], list[bool]]]:
     """Rows of `length` + 1 tokens, each starting with a fresh document, and what carries loss."""
-    decide = TrainedTokens(tokenizer)
+    decide, document_end = TrainedTokens(tokenizer), token_id(tokenizer, DOCUMENT_END)
     ids: list[int] = []
     trained: list[bool] = []
     while True:
         for encoding in tokenizer.encode_batch(list(itertools.islice(texts, 1024))):
             flags = decide(encoding.ids)
-            ids += [*encoding.ids, decide.document_end]
+            ids += [*encoding.ids, document_end]
             trained += [*flags, flags[-1]]
             if len(ids) > length:
                 yield ids[: length + 1], trained[: length + 1]
@@ -114,46 +112,29 @@ def batches(
         yield ids[:, :-1], ids[:, 1:], trained[:, 1:]
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Momentum whose update is orthogonalized (Jordan et al. 2024), for the 2-D hidden weights.
 
-    In float32, weights of equal shape together, the shapes spread over the threads of `pool`.
+    In float32, unlike `torch.optim.Muon`, because CPUs are slow in bfloat16. Weights of equal shape
+    are updated together.
     """
 
-    def __init__(
-        self,
-        params: list[nn.Parameter],
-        *,
-        lr: float,
-        pool: ThreadPoolExecutor,
-        momentum: float = 0.95,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum})
-        self.pool = pool
+    def __init__(self, weights: list[nn.Parameter], momentum: float = 0.95) -> None:
+        shapes = dict.fromkeys(weight.shape for weight in weights)
+        self._stacks = [[one for one in weights if one.shape == shape] for shape in shapes]
+        self._momenta = [torch.stack([torch.zeros_like(w) for w in s]) for s in self._stacks]
+        self._momentum = momentum
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-            for weight in group["params"]:
-                by_shape.setdefault(weight.shape, []).append(weight)
-            stacks = []
-            for weights in by_shape.values():
-                half = (len(weights) + 1) // 2
-                stacks += [weights[:half], weights[half:]]
-            list(self.pool.map(self._step_stack, stacks, itertools.repeat(group)))
-
-    @torch.no_grad()
-    def _step_stack(self, weights: list[nn.Parameter], group: dict) -> None:
-        """One step of weights of one shape."""
-        updates = []
-        for weight in weights:
-            momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-            momentum.lerp_(weight.grad, 1 - group["momentum"])
-            updates.append(weight.grad.lerp(momentum, group["momentum"]))
-        scale = max(1.0, weights[0].shape[0] / weights[0].shape[1]) ** 0.5
-        for weight, update in zip(weights, orthogonalized(torch.stack(updates)), strict=True):
-            weight.add_(update, alpha=-group["lr"] * scale)
+    def step(self, lr: float) -> None:
+        for weights, momentum in zip(self._stacks, self._momenta, strict=True):
+            gradient = torch.stack([weight.grad for weight in weights])
+            momentum.lerp_(gradient, 1 - self._momentum)
+            updates = orthogonalized(gradient.lerp(momentum, self._momentum))
+            scale = max(1.0, weights[0].shape[0] / weights[0].shape[1]) ** 0.5
+            for weight, update in zip(weights, updates, strict=True):
+                weight.add_(update, alpha=-lr * scale)
+                weight.grad = None
 
 
 def orthogonalized(matrices: Tensor, iterations: int = 5) -> Tensor:
@@ -194,10 +175,8 @@ class GradientWorkers:
 
     def backward(self, tokens: Tensor, targets: Tensor, trained: Tensor) -> float:
         """Leaves the mean gradient in the network's `grad`s and returns the mean loss."""
-        shares = zip(
-            *(part.tensor_split(len(self.replicas)) for part in (tokens, targets, trained)),
-            strict=True,
-        )
+        parts = (part.tensor_split(len(self.replicas)) for part in (tokens, targets, trained))
+        shares = zip(*parts, strict=True)
         losses = list(self.pool.map(self._backward_share, self.replicas, shares))
         for weights in zip(*(replica.parameters() for replica in self.replicas), strict=True):
             total = weights[0].grad
@@ -208,25 +187,10 @@ class GradientWorkers:
         return sum(losses) / len(losses)
 
     @staticmethod
-    def _backward_share(replica: Network, share: tuple[Tensor, Tensor, Tensor]) -> float:
+    def _backward_share(replica: Network, share: Batch) -> float:
         loss = replica.loss(*share)
         loss.backward()
         return loss.item()
-
-
-def document_streams(
-    tokenizer: Tokenizer, plan: TrainingPlan, seed: int
-) -> dict[int, Iterator[Batch]]:
-    """Endless batches of the demo model's documents, by the length of their rows."""
-    return {
-        length: batches(
-            (long_documents if length > 512 else documents)(seed + length),
-            tokenizer,
-            length,
-            plan.tokens_per_step,
-        )
-        for length, _ in plan.row_lengths
-    }
 
 
 def train(
@@ -240,22 +204,18 @@ def train(
 
     `streams` has batches for every length of the plan's rows.
     """
-    hidden = [w for n, w in network.layers.named_parameters() if w.dim() == 2]
-    others = [w for n, w in network.named_parameters() if w.dim() != 2 or "embed" in n]
+    hidden = [one for one in network.model.layers.parameters() if one.dim() == 2]
+    others = [one for one in network.parameters() if not any(one is other for other in hidden)]
+    muon = Muon(hidden)
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     losses: list[float] = []
     with GradientWorkers(network, num_workers) as workers:
-        optimizers = (
-            Muon(hidden, lr=plan.muon_lr, pool=workers.pool),
-            torch.optim.AdamW(
-                others, lr=plan.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-            ),
-        )
         bar = tqdm(range(plan.steps), desc="training", unit="step")
         for step in bar:
             losses.append(workers.backward(*next(streams[plan.row_length(step)])))
-            for optimizer, peak in zip(optimizers, (plan.muon_lr, plan.adam_lr), strict=True):
-                optimizer.param_groups[0]["lr"] = peak * plan.lr_factor(step)
-                optimizer.step()
-                optimizer.zero_grad()
+            muon.step(plan.muon_lr * plan.lr_factor(step))
+            adam.param_groups[0]["lr"] = plan.adam_lr * plan.lr_factor(step)
+            adam.step()
+            adam.zero_grad()
             bar.set_postfix(loss=f"{np.mean(losses[-50:]):.4f}", refresh=False)
     return float(np.mean(losses[-50:]))
