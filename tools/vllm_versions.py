@@ -33,7 +33,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -88,14 +87,10 @@ BUILDS = (
 )
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The tests of a file, and the day on which they ran."""
+Counts = dict[str, Any]
+"""Of a file of tests: how many `passed`, `failed` and were `skipped`, and the `date` of the run."""
 
-    passed: int
-    failed: int
-    skipped: int
-    date: str
+_COUNTED = ("passed", "failed", "skipped")
 
 
 @dataclass(frozen=True)
@@ -108,107 +103,80 @@ class Outcome:
         files: by name, the files of tests/engine that ran.
     """
 
-    version: str
     how: str
     demo: bool | None
     files: Mapping[str, Counts]
-
-    @classmethod
-    def of_json(cls, version: str, values: Mapping[str, Any]) -> Outcome:
-        files = {name: Counts(**counts) for name, counts in values["files"].items()}
-        return cls(version, values["how"], values["demo"], files)
-
-    def as_json(self) -> dict[str, Any]:
-        files = {name: asdict(self.files[name]) for name in sorted(self.files)}
-        return {"how": self.how, "demo": self.demo, "files": files}
 
     def after(self, before: Outcome | None) -> Outcome:
         """With the results of an earlier run for what this one has not run."""
         if before is None:
             return self
         demo = before.demo if self.demo is None else self.demo
-        return Outcome(self.version, self.how, demo, {**before.files, **self.files})
+        return Outcome(self.how, demo, dict(sorted({**before.files, **self.files}.items())))
 
     @property
     def ok(self) -> bool:
-        counts = self.files.values()
-        return self.demo is not False and not any(one.failed for one in counts)
+        return self.demo is not False and not any(one["failed"] for one in self.files.values())
 
-    def row(self) -> str:
+    def row(self, version: str) -> str:
         """A row of the table."""
         demo = {True: "same answers", False: "different answers", None: "not run"}[self.demo]
-        counts = self.files.values()
-        numbers = [sum(getattr(one, name) for one in counts) for name in _COUNTED]
-        cells = [self.version, self.how, demo, self._which(), *map(str, numbers), self._when()]
-        return f"| {' | '.join(cells)} |"
+        numbers = [str(sum(one[name] for one in self.files.values())) for name in _COUNTED]
+        dates = sorted({one["date"] for one in self.files.values()})
+        days = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+        return f"| {' | '.join([version, self.how, demo, self._which(), *numbers, days])} |"
 
     def _which(self) -> str:
         everything = {path.name for path in ENGINE_TESTS.glob("test_*.py")}
-        missing = sorted(everything - set(self.files))
+        missing = everything - set(self.files)
         if not missing:
             return f"all {len(everything)} files"
-        if len(missing) < len(self.files):
-            return f"{len(self.files)} of {len(everything)} files: all but {_names(missing)}"
-        return f"{len(self.files)} of {len(everything)} files: {_names(sorted(self.files))}"
-
-    def _when(self) -> str:
-        dates = sorted({one.date for one in self.files.values()})
-        return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
-
-
-_COUNTED = ("passed", "failed", "skipped")
-
-
-def _names(files: Sequence[str]) -> str:
-    return ", ".join(f"`{name.removeprefix('test_').removesuffix('.py')}`" for name in files)
+        has_most = len(missing) < len(self.files)
+        named = sorted(missing if has_most else self.files)
+        names = ", ".join(f"`{name.removeprefix('test_').removesuffix('.py')}`" for name in named)
+        but = "all but " if has_most else ""
+        return f"{len(self.files)} of {len(everything)} files: {but}{names}"
 
 
 class Unavailable(Exception):
     """A version's files cannot be had; the message says why."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description="Run the plugin on every supported version of vLLM.",
         epilog=__doc__.split("\n\n", 1)[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, explanation in (
-        ("source", "unpack the Python files of a version and print their folder"),
-        ("overlay", "prepare a version to run and print its folder"),
-    ):
-        command = commands.add_parser(name, help=explanation)
-        command.add_argument("version", choices=[build.version for build in BUILDS])
-    test = commands.add_parser("test", help="run the demo and tests/engine on versions")
-    test.add_argument("versions", nargs="*", metavar="VERSION", help="default: all of them")
-    choice = test.add_mutually_exclusive_group()
+    parser.add_argument("command", choices=["source", "overlay", "test"])
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: all of them")
+    choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--quick", action="store_true", help="the engine tests that matter most")
     choice.add_argument(
-        "--only",
-        nargs="+",
-        default=(),
-        metavar="FILE",
-        help="these files of tests/engine; `demo` is the demo",
+        "--only", nargs="+", metavar="FILE", help="these files of tests/engine; `demo` is the demo"
     )
-    result = test.add_mutually_exclusive_group()
+    result = parser.add_mutually_exclusive_group()
     result.add_argument("--write", action="store_true", help="update the table in docs/install.md")
     result.add_argument(
         "--vllm-platform", metavar="NAME", help="the engine tests on one of tests/platforms"
     )
-    options = parser.parse_args(words)
+    options = parser.parse_args()
+    what = options.only or (["demo", *QUICK_TESTS] if options.quick else None)
+    all_ok = True
     try:
-        if options.command == "test":
-            what = options.only or (["demo", *QUICK_TESTS] if options.quick else None)
-            return run_tests(
-                options.versions, what, write=options.write, platform=options.vllm_platform
-            )
-        prepare = source if options.command == "source" else overlay
-        print(prepare(build_of(options.version)))
+        for build in [build_of(version) for version in options.versions] or BUILDS:
+            if options.command == "test":
+                outcome = test_version(build, what, options.vllm_platform)
+                print(outcome.row(build.version), flush=True)
+                all_ok = all_ok and outcome.ok
+                if options.write:
+                    record(build.version, outcome)
+            else:
+                print((source if options.command == "source" else overlay)(build))
     except Unavailable as reason:
         print(f"versions: {reason}", file=sys.stderr)
         return 1
-    return 0
+    return 0 if all_ok else 1
 
 
 def build_of(version: str) -> Build:
@@ -310,40 +278,16 @@ def name_it_vllm(folder: Path, version: str) -> None:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def run_tests(
-    versions: Sequence[str],
-    what: Collection[str] | None,
-    *,
-    write: bool,
-    platform: str | None = None,
-) -> int:
-    """Run `what`, by default everything, on these versions, by default all. The exit status."""
-    builds = [build_of(version) for version in versions] or list(BUILDS)
-    all_ok = True
-    for build in builds:
-        started = time.monotonic()
-        outcome = test_version(build, what, platform)
-        print(outcome.row(), f"{(time.monotonic() - started) / 60:.1f} minutes", flush=True)
-        if write:
-            record(outcome)
-        all_ok = all_ok and outcome.ok
-    return 0 if all_ok else 1
-
-
-def test_version(
-    build: Build, what: Collection[str] | None, platform: str | None = None
-) -> Outcome:
+def test_version(build: Build, what: Collection[str] | None, platform: str | None) -> Outcome:
+    """Run `what` on a version; by default everything."""
     print(f"versions: {build.version} ({build.how})", flush=True)
     environment = environment_of(overlay(build))
     if what is None:
         what = ["demo", *(path.name for path in ENGINE_TESTS.glob("test_*.py"))]
     names = sorted({*what} - {"demo"})
-    return Outcome(
-        version=build.version,
-        how=build.how,
-        demo=same_answers_in_demo(environment) if "demo" in what else None,
-        files=results_of_tests(names, environment, platform) if names else {},
-    )
+    demo = same_answers_in_demo(environment) if "demo" in what else None
+    files = results_of_tests(names, environment, platform) if names else {}
+    return Outcome(build.how, demo, files)
 
 
 def results_of_tests(
@@ -366,31 +310,25 @@ def results_of_tests(
         found = counts_of(report.read_text()) if report.exists() else {}
     if done.returncode not in (0, 1):
         print(done.stdout[-5000:], flush=True)
-    lost = Counts(0, 1, 0, _today())
-    return {name: found.get(name, lost) for name in names}
+    lost = {"passed": 0, "failed": 1, "skipped": 0}
+    today = datetime.date.today().isoformat()
+    return {name: {**found.get(name, lost), "date": today} for name in names}
 
 
 def counts_of(report: str) -> dict[str, Counts]:
     """By file of tests/engine, the results in a JUnit report of pytest's."""
-    counted: dict[str, dict[str, int]] = {}
+    counted: dict[str, Counts] = {}
     for case in ElementTree.fromstring(report).iter("testcase"):
         # A file that cannot be collected has no class, and its module as its name.
         module = re.search(
             r"tests\.engine\.(test_\w+)", f"{case.get('classname')} {case.get('name')}"
         )
-        if module is None:
-            continue
-        of_file = counted.setdefault(f"{module[1]}.py", dict.fromkeys(_COUNTED, 0))
-        outcomes = {child.tag for child in case}
-        if outcomes & {"failure", "error"}:
-            of_file["failed"] += 1
-        else:
-            of_file["skipped" if "skipped" in outcomes else "passed"] += 1
-    return {name: Counts(**numbers, date=_today()) for name, numbers in counted.items()}
-
-
-def _today() -> str:
-    return datetime.date.today().isoformat()
+        if module is not None:
+            of_file = counted.setdefault(f"{module[1]}.py", dict.fromkeys(_COUNTED, 0))
+            tags = {child.tag for child in case}
+            is_bad = bool(tags & {"failure", "error"})
+            of_file["failed" if is_bad else "skipped" if "skipped" in tags else "passed"] += 1
+    return counted
 
 
 def same_answers_in_demo(environment: dict[str, str]) -> bool:
@@ -411,11 +349,11 @@ def environment_of(folder: Path | None) -> dict[str, str]:
 # -- results --------------------------------------------------------------------------------------
 
 
-def record(outcome: Outcome) -> None:
+def record(version: str, outcome: Outcome) -> None:
     """Put an outcome into the results file, and all of it into the page's table."""
     known = recorded()
-    known[outcome.version] = outcome.after(known.get(outcome.version))
-    values = {version: known[version].as_json() for version in sorted(known)}
+    known[version] = outcome.after(known.get(version))
+    values = {version: asdict(known[version]) for version in sorted(known)}
     RESULTS.write_text(json.dumps(values, indent=2) + "\n")
     SECTION.page.write_text(SECTION.written_into(SECTION.page.read_text()))
 
@@ -423,14 +361,14 @@ def record(outcome: Outcome) -> None:
 def recorded() -> dict[str, Outcome]:
     """The results so far, by version."""
     values = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return {version: Outcome.of_json(version, values[version]) for version in values}
+    return {version: Outcome(**values[version]) for version in values}
 
 
 def table_lines() -> Iterator[str]:
     """The results as a Markdown table."""
     yield "| vLLM | run with | demo | which of `tests/engine` | passed | failed | skipped | date |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    yield from (outcome.row() for outcome in recorded().values())
+    yield from (outcome.row(version) for version, outcome in recorded().items())
 
 
 SECTION = GeneratedSection(
