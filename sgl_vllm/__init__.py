@@ -1,164 +1,30 @@
 """SGLang's ideas in an unforked vLLM. This module is the language: ``import sgl_vllm as sgl``.
 
-It imports neither vLLM nor torch, so that programs run where no server is installed.
+Its names are those of `lang.public`, which is imported when one is first used. So neither vLLM's
+processes nor commands pay for the language if they do not use it.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from sgl_vllm.lang.api import (
-    any_order,
-    assistant,
-    assistant_begin,
-    assistant_end,
-    audio,
-    gen,
-    gen_int,
-    gen_string,
-    image,
-    picture,
-    read_only_tool,
-    select,
-    separate_reasoning,
-    speech,
-    system,
-    system_begin,
-    system_end,
-    tool,
-    transcribe,
-    user,
-    user_begin,
-    user_end,
-    var,
-    video,
-)
-from sgl_vllm.lang.backends.anthropic_service import Anthropic
-from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
-from sgl_vllm.lang.backends.combined import Combined
-from sgl_vllm.lang.backends.engine import Engine
-from sgl_vllm.lang.backends.litellm_service import LiteLLM
-from sgl_vllm.lang.backends.openai_service import OpenAI
-from sgl_vllm.lang.backends.replay import Recorder, Replay
-from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
-from sgl_vllm.lang.choices import (
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
-from sgl_vllm.lang.function import function
-from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.primitives import (
-    ToolCall,
-    agent,
-    best_of,
-    judge,
-    map_reduce,
-    retry_until,
-    vote,
-)
-from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.settings import (
-    flush_cache,
-    get_server_info,
-    global_config,
-    set_default_backend,
-)
-from sgl_vllm.lang.state import AsyncProgramState, ProgramState
-from sgl_vllm.lang.tracing.frames import TraceError
-from sgl_vllm.lang.transcript import Order
-from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
-from sgl_vllm.lang.with_options import ProgramWithOptions
 from sgl_vllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sgl_vllm.lang.compiler import CompiledProgram, ReorderError
-    from sgl_vllm.lang.planner import model_planner
-
-__all__ = [
-    "VLLM",
-    "Anthropic",
-    "AsyncProgramState",
-    "Backend",
-    "BackendError",
-    "Combined",
-    "CompiledProgram",
-    "Engine",
-    "LiteLLM",
-    "Media",
-    "OpenAI",
-    "Order",
-    "Program",
-    "ProgramCancelled",
-    "ProgramError",
-    "ProgramGroup",
-    "ProgramState",
-    "ProgramWithOptions",
-    "Recorder",
-    "ReorderError",
-    "Replay",
-    "RuntimeEndpoint",
-    "ServerInfo",
-    "ToolCall",
-    "TraceError",
-    "UnsupportedError",
-    "Usage",
-    "agent",
-    "any_order",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "audio",
-    "best_of",
-    "flush_cache",
-    "fork_tree_svg",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "global_config",
-    "greedy_token_selection",
-    "image",
-    "judge",
-    "live",
-    "map_reduce",
-    "model_planner",
-    "picture",
-    "read_only_tool",
-    "retry_until",
-    "select",
-    "separate_reasoning",
-    "set_default_backend",
-    "show",
-    "speech",
-    "system",
-    "system_begin",
-    "system_end",
-    "to_html",
-    "to_page",
-    "token_length_normalized",
-    "tool",
-    "transcribe",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-    "var",
-    "video",
-    "vote",
-    "why",
-]
+    from sgl_vllm.lang.public import *  # noqa: F403
+    from sgl_vllm.lang.public import __all__ as __all__
 
 
 def __getattr__(name: str) -> object:
-    """Import what few programs use when it is used."""
-    if name == "model_planner":
-        from sgl_vllm.lang import planner
+    """A name of the language, or a module of this package."""
+    if find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    try:
+        value = getattr(import_module(f"{__name__}.lang.public"), name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return globals().setdefault(name, value)
 
-        return planner.model_planner
-    if name in ("CompiledProgram", "ReorderError"):
-        from sgl_vllm.lang import compiler
 
-        return getattr(compiler, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module(f"{__name__}.lang.public").__all__})

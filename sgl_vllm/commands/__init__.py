@@ -5,6 +5,6 @@
     client.py       asks a server's routes under /v1/sgl/
     terminal.py     text that is safe and short enough for a terminal
 
-A subcommand's module has `DESCRIPTION`, `declare(parser)` for its arguments, and `main(options)`,
-which returns the exit status.
+A subcommand's module has `DESCRIPTION`, its help, and `command`, a function whose parameters are
+its arguments and which returns the exit status. It is imported when the subcommand is invoked.
 """

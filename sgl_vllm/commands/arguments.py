@@ -1,42 +1,53 @@
-"""Arguments that several subcommands have: which server to ask, and positive numbers."""
+"""What several subcommands have: which server to ask, printing JSON, and how they fail."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Annotated
+
+import httpx
+import typer
 
 from sgl_vllm.commands.client import SglServer
 
-API_KEY_VARIABLE = "VLLM_API_KEY"
+URL_VARIABLE = "SGL_VLLM_URL"
+DEFAULT_URL = "http://127.0.0.1:8000"
+URL_HELP = f"(default: ${URL_VARIABLE}, or {DEFAULT_URL})"
+
+ApiKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", envvar="VLLM_API_KEY", help="The server's API key, if it has one."),
+]
+Url = Annotated[
+    str | None, typer.Argument(metavar="[URL]", help=f"The server's address {URL_HELP}.")
+]
+PrintsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
-def add_api_key(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"the server's API key, if it has one (default: ${API_KEY_VARIABLE})",
-    )
+def server_at(url: str | None, api_key: str | None) -> SglServer:
+    """The server at `url`, or at the default address.
+
+    Raises:
+        typer.BadParameter: `url` is not an HTTP address.
+    """
+    server = SglServer(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL, api_key)
+    try:
+        address = httpx.URL(server.base)
+    except httpx.InvalidURL:
+        address = httpx.URL("")
+    if address.scheme not in ("http", "https") or not address.host:
+        raise typer.BadParameter(f"{server.url} is not a server's URL, such as {DEFAULT_URL}")
+    return server
 
 
-def add_server(command: argparse.ArgumentParser) -> None:
-    command.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
-    add_api_key(command)
+def url_and(words: Sequence[str], needed: str) -> tuple[str | None, str]:
+    """The arguments `[URL] NEEDED`: the first may be left out.
 
-
-def server_at(url: str, options: argparse.Namespace) -> SglServer:
-    """The server at `url`, with the API key of the options or the environment."""
-    return SglServer(url, options.api_key or os.environ.get(API_KEY_VARIABLE))
-
-
-def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
-    """An argparse type: a number above 0 and below 1e9."""
-
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < 1e9:
-            raise ValueError
-        return value
-
-    parse.__name__ = "positive number"  # argparse prints: invalid positive number value
-    return parse
+    Raises:
+        typer.BadParameter: there are more, or only a URL.
+    """
+    *urls, word = words
+    if len(urls) > 1 or (not urls and word.startswith(("http://", "https://"))):
+        raise typer.BadParameter(f"the arguments are [URL] {needed}, not {' '.join(words)}")
+    return (urls[0] if urls else None), word

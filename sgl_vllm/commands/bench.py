@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import runpy
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from sgl_vllm import shipped
+from sgl_vllm.commands.examples import print_summaries
 from sgl_vllm.commands.stand_ins import with_stand_ins
+from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api import versions
 
+FLAGS_FOLLOW = True
 PACKAGE = "benchmarks"
 DESCRIPTION = """\
-Runs a benchmark; `sgl-vllm bench ab ...` is `python -m benchmarks.ab ...` of the
-repository. Without a name, lists them. `sgl-vllm bench NAME --help` lists the
-arguments of one. Most of them need vLLM in the same environment.
+Runs a benchmark; `sgl-vllm bench ab ...` is `python -m benchmarks.ab ...` of
+the repository. Without a name, lists them. `sgl-vllm bench NAME --help` lists
+the arguments of one. Most of them need vLLM in the same environment.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.usage = "%(prog)s [NAME [ARGUMENTS ...]]"
-    words = command.add_argument(
-        "words", nargs=argparse.PARSER, metavar="NAME", help="a benchmark, and its arguments"
-    )
-    words.required = False
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME [ARGUMENTS ...]]", help="A benchmark, and its arguments."),
+    ] = None,
+) -> int:
     found = benchmarks()
-    if not options.words:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for name, file in found.items():
-            table.add_row(name, shipped.summary_of(file))
-        Console(highlight=False).print(table)
+    if not words:
+        print_summaries(found)
         return 0
-    name, *arguments = options.words
+    name, *arguments = words
     if name not in found:
         instead = did_you_mean(name, found, f"; there are {', '.join(found)}")
-        print(f"sgl-vllm bench: unknown benchmark {name}{instead}", file=sys.stderr)
-        return 2
+        raise Misused(f"unknown benchmark {name}{instead}")
     return run(name, arguments)
 
 

@@ -11,6 +11,8 @@ from typing import Any  # Any: JSON
 
 import httpx
 
+from sgl_vllm.commands.terminal import CommandError, reason_of
+
 TIMEOUT_S = 30.0
 PIN_TIMEOUT_S = 600.0
 """A pin may have to compute a long prompt, behind other requests."""
@@ -19,8 +21,8 @@ Json = dict[str, Any]
 """An answer's JSON object. Its values have any type: the server may be of another version."""
 
 
-class ServerError(Exception):
-    """The server did not answer, or refused. The message is one line for people."""
+class ServerError(CommandError):
+    """The server did not answer, or refused."""
 
 
 class NoPluginError(ServerError):
@@ -104,11 +106,9 @@ class SglServer:
         options = {"timeout": TIMEOUT_S, "headers": self._headers, **options}
         try:
             return httpx.request(method, f"{self.base}{path}", **options)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ServerError(f"{self.url} is not a valid address: {error}") from None
         except httpx.TransportError as error:
             raise ServerError(
-                f"{self.base} does not answer: {str(error) or type(error).__name__}. Is a server "
+                f"{self.base} does not answer: {reason_of(error)}. Is a server "
                 "running there? vLLM's default port is 8000"
             ) from None
 

@@ -6,7 +6,6 @@ servers' own. Answers are compared text for text.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import time
@@ -14,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any  # Any: JSON
+from typing import Annotated, Any  # Any: JSON
 
 import httpx
+import typer
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -24,6 +24,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 import sgl_vllm as sgl
+from sgl_vllm.commands.terminal import CommandError, reason_of
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
 from sgl_vllm.server_process import Counters, ServerFailed, VllmServer, sigterm_as_interrupt
@@ -42,20 +43,6 @@ the same program on both. Prints its answers, what each server computed for
 them, and the radix tree. Stops everything at the end. Exit status: 0 if the
 answers are the same.
 """
-
-
-def declare(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--model", type=Path, metavar="PATH", help="a model's folder (default: the demo model)"
-    )
-    command.add_argument(
-        "--keep", action="store_true", help="keep the plugin's server running until Ctrl-C"
-    )
-    command.add_argument("--json", action="store_true", help="print counts and answers as JSON")
-
-
-class DemoFailed(Exception):
-    """The demo cannot run; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +95,25 @@ class Comparison:
         return json.dumps(content, indent=2)
 
 
-def main(options: argparse.Namespace) -> int:
-    return run(options.model, keep=options.keep, as_json=options.json)
-
-
-def run(model: Path | None = None, *, keep: bool = False, as_json: bool = False) -> int:
+def command(
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A model's folder (default: the demo model)."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the plugin's server running until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print counts and answers as JSON.")
+    ] = False,
+) -> int:
     """The exit status: 0 if both servers gave the same answers, 1 if not or on failure."""
     progress = Console(stderr=True, highlight=False)
     with sigterm_as_interrupt():
         try:
             comparison = compare(_model_folder(model), progress, as_json=as_json, keep=keep)
-        except (DemoFailed, ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
-            progress.print(f"[red]sgl-vllm demo:[/red] {escape(str(failure))}", soft_wrap=True)
-            return 1
+        except (ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
+            raise CommandError(str(failure)) from failure
         except KeyboardInterrupt:
             progress.print("interrupted; both servers are stopped")
             return 130
@@ -170,7 +163,7 @@ def read_tree(url: str) -> CacheTree:
     """The radix tree of a server with the plugin, without text."""
     answer = httpx.get(f"{url}/v1/sgl/tree", timeout=30)
     if answer.status_code != 200:
-        raise DemoFailed(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
+        raise CommandError(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
     (engine,) = answer.json()["engines"]
     return CacheTree(engine["block_size"], tree_of(engine["nodes"]))
 
@@ -213,7 +206,7 @@ def serving(
         extra_args: further flags of `vllm serve`.
 
     Raises:
-        DemoFailed: there is no vLLM, or the port cannot be used.
+        CommandError: there is no vLLM, or the port cannot be used.
         ServerFailed: the server does not start.
     """
     name = "vLLM with the plugin" if plugin else "stock vLLM"
@@ -234,8 +227,8 @@ def serving(
                 on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
             )
         except (OSError, OverflowError) as error:
-            raise DemoFailed(
-                f"port {port} cannot be used ({error}): set --port to another one"
+            raise CommandError(
+                f"port {port} cannot be used ({reason_of(error)}): set --port to another one"
             ) from None
         with server:
             progress.print(f"{name} is up after {time.monotonic() - begun:.0f} s")
@@ -247,7 +240,7 @@ def _gpu_arguments() -> tuple[str, ...]:
     """For a small model on a GPU: no compilation, and not all of the memory."""
     vllm = versions.installed_vllm()
     if vllm is None:
-        raise DemoFailed(versions.unsupported_message(None) or "")
+        raise CommandError(versions.unsupported_message(None) or "")
     if vllm.build == "cpu":
         return ()
     return ("--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.5")
@@ -256,7 +249,7 @@ def _gpu_arguments() -> tuple[str, ...]:
 def _model_folder(model: Path | None) -> Path:
     folder = model or MODEL_PATH
     if not (folder / "config.json").is_file():
-        raise DemoFailed(f"{folder} has no config.json: set --model to a model's folder")
+        raise CommandError(f"{folder} has no config.json: set --model to a model's folder")
     return folder
 
 

@@ -8,7 +8,6 @@ a healthy client.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -16,17 +15,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
+from sgl_vllm.commands.arguments import PrintsJson
+from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.preview.outlook import AS_ON_GPU
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS
 
+FLAGS_FOLLOW = True
 PROBE_TIMEOUT_S = 180
 PROBE_MARK = "sgl_vllm.parts "
 # vLLM logs to stdout, so the answer is the line that starts with the mark.
@@ -43,8 +47,8 @@ the plugin can be on, and what is wrong. Exit status: 0 if everything that is
 installed works, 1 if something has to be repaired. Without vLLM this is a
 client, which is healthy.
 
-With a model, says which parts `vllm serve MODEL FLAGS --plugin sgl_vllm` would
-have on this machine, and why the others are off. It reads the model's
+With a model, says which parts `vllm serve MODEL FLAGS --plugin sgl_vllm`
+would have on this machine, and why the others are off. It reads the model's
 config.json, not its weights, and takes about ten seconds:
 
     sgl-vllm doctor Qwen/Qwen3-8B --max-model-len 32768
@@ -58,53 +62,41 @@ off by its option, 1 if another part is off, 2 if vLLM would not start.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.usage = "%(prog)s [--json] [--fix] [[--as-on-gpu] MODEL [FLAGS ...]]"
-    serve = command.add_argument(
-        "serve",
-        nargs=argparse.PARSER,
-        metavar="MODEL",
-        help="a model, and flags, as for `vllm serve`",
-    )
-    serve.required = False
-    command.add_argument(
-        AS_ON_GPU,
-        action="store_true",
-        help="predict what vLLM would choose on an NVIDIA H100",
-    )
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
-    command.add_argument(
-        "--fix", action="store_true", help="run the commands that repair problems, then check again"
-    )
-
-
-def main(options: argparse.Namespace) -> int:
-    if options.serve:
-        return _main_for_model(options)
-    if options.as_on_gpu:
-        print(f"sgl-vllm doctor: {AS_ON_GPU} needs a model", file=sys.stderr)
-        return 2
+def command(
+    serve: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL [FLAGS ...]]", help="As for `vllm serve`."),
+    ] = None,
+    as_on_gpu: Annotated[
+        bool, typer.Option(AS_ON_GPU, help="Predict what vLLM would choose on an NVIDIA H100.")
+    ] = False,
+    as_json: PrintsJson = False,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Run the commands that repair problems, then check again."),
+    ] = False,
+) -> int:
+    if serve:
+        model, *flags = serve
+        given = {flag for flag in (AS_ON_GPU, "--json") if flag in flags}  # behind the model
+        return doctor_model.main(
+            model,
+            [flag for flag in flags if flag not in given],
+            as_on_gpu=as_on_gpu or AS_ON_GPU in given,
+            as_json=as_json or "--json" in given,
+        )
+    if as_on_gpu:
+        raise Misused(f"{AS_ON_GPU} needs a model")
     report = examine()
-    if options.fix and not report.healthy:
-        for command in repair(report):
-            print(f"repaired by: {command}", file=sys.stderr)
+    if fix and not report.healthy:
+        for line in repair(report):
+            print(f"repaired by: {line}", file=sys.stderr)
         report = examine()
-    if options.json:
+    if as_json:
         print(report.to_json())
     else:
         _print(report, Console())
     return 0 if report.healthy else 1
-
-
-def _main_for_model(options: argparse.Namespace) -> int:
-    model, *flags = options.serve
-    given = {flag for flag in (AS_ON_GPU, "--json") if flag in flags}  # behind the model
-    return doctor_model.main(
-        model,
-        [flag for flag in flags if flag not in given],
-        as_on_gpu=options.as_on_gpu or AS_ON_GPU in given,
-        as_json=options.json or "--json" in given,
-    )
 
 
 @dataclass(frozen=True)

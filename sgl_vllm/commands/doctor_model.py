@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.preview.outlook import AS_ON_GPU, MARK, Outlook, State
 from sgl_vllm.vllm_api import versions
 
@@ -40,9 +41,8 @@ def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) ->
     except NoAnswer as error:
         if as_json:
             print(json.dumps({"error": str(error)}))
-        else:
-            print(f"sgl-vllm doctor: {error}", file=sys.stderr)
-        return 2
+            return 2
+        raise Misused(str(error)) from error
     if as_json:
         print(outlook.to_json(indent=2))
     else:

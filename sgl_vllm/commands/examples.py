@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from sgl_vllm import shipped
-from sgl_vllm.commands.terminal import WIDTH_OF_FILES
+from sgl_vllm.commands.terminal import WIDTH_OF_FILES, Misused
 from sgl_vllm.spelling import did_you_mean
 
 FOLDERS = ("examples", "deploy")
+ALL = "all"
 DESCRIPTION = """\
-Without a name, lists the example programs and configuration files that come with
-the package. With one, prints the file, or copies it:
+Without a name, lists the example programs and configuration files that come
+with the package.
+
+With one, prints the file, or copies it:
 
   sgl-vllm examples classify.py
   sgl-vllm examples classify.py --copy .
   sgl-vllm examples deploy/compose.yaml
   sgl-vllm examples all --copy ./sgl-vllm-examples
+
+No file is overwritten.
 """
-ALL = "all"
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", nargs="?", metavar="NAME", help=f"one of the list, or {ALL}")
-    command.add_argument(
-        "--copy", type=Path, metavar="FOLDER", help="write it into this folder, made if missing"
-    )
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help=f"One of the list, or {ALL}.")
+    ] = None,
+    copy: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write it into this folder, made if missing."),
+    ] = None,
+) -> None:
     found = files()
-    if options.name is None and options.copy is None:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for name, file in found.items():
-            table.add_row(name, shipped.summary_of(file))
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = WIDTH_OF_FILES
-        console.print(table)
-        return 0
-    names = list(found) if options.name == ALL else [options.name]
-    if options.copy is None and options.name == ALL:
-        return _misused(f"{ALL} needs --copy FOLDER")
-    if unknown := [name for name in names if name not in found]:
-        instead = did_you_mean(unknown[0], found, "; `sgl-vllm examples` lists them")
-        return _misused(f"unknown example {unknown[0]}{instead}")
-    if options.copy is None:
-        print(found[options.name].read_text("utf-8"), end="")
-        return 0
-    targets = {found[name]: options.copy / name for name in names}
+    if name is None:
+        if copy is not None:
+            raise Misused(f"--copy needs a NAME, or {ALL}")
+        print_summaries(found)
+        return
+    if copy is None and name == ALL:
+        raise Misused(f"{ALL} needs --copy FOLDER")
+    if name not in (ALL, *found):
+        instead = did_you_mean(name, found, "; `sgl-vllm examples` lists them")
+        raise Misused(f"unknown example {name}{instead}")
+    if copy is None:
+        print(found[name].read_text("utf-8"), end="")
+        return
+    targets = {found[one]: copy / one for one in (found if name == ALL else [name])}
     if existing := [target for target in targets.values() if target.exists()]:
-        return _misused(f"{existing[0]} exists already: choose another folder")
+        raise Misused(f"{existing[0]} exists already: choose another folder")
     for file, target in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
         print(target)
-    return 0
 
 
 def files() -> dict[str, Path]:
@@ -76,6 +76,12 @@ def files() -> dict[str, Path]:
     return found
 
 
-def _misused(message: str) -> int:
-    print(f"sgl-vllm examples: {message}", file=sys.stderr)
-    return 2
+def print_summaries(files: Mapping[str, Path]) -> None:
+    """Prints a line for each."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, file in files.items():
+        table.add_row(name, shipped.summary_of(file))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH_OF_FILES
+    console.print(table)

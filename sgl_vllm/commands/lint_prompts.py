@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from sgl_vllm.commands.arguments import add_api_key, positive, server_at
+from sgl_vllm.commands.arguments import ApiKey, PrintsJson, server_at
 from sgl_vllm.commands.client import ServerError, SglServer
+from sgl_vllm.commands.terminal import Misused
+from sgl_vllm.prompt_lint import report
 from sgl_vllm.prompt_lint.lint import lint
 from sgl_vllm.prompt_lint.prompts import LogError, Part, Prompt, read_log
 from sgl_vllm.prompt_lint.replay import Tokenizer, Words
-from sgl_vllm.prompt_lint.report import as_json, as_page, as_text
 
 MAX_NODES = 10_000
 MAX_TEXT_TOKENS = 4_096
 
 DESCRIPTION = """\
 Reads requests and says which habits of the client keep their prompts from
-being shared: timestamps and other values near the beginning, tools or examples
-in changing order, static text behind text that changes, a cache_salt for each
-request, conversations that drop their oldest messages. Each is reported with
-the prompt tokens that it costs. The costs come from replaying the prompts with
-and without the fault, against a prefix cache that keeps everything.
+being shared: timestamps and other values near the beginning, tools or
+examples in changing order, static text behind text that changes, a cache_salt
+for each request, conversations that drop their oldest messages. Each is
+reported with the prompt tokens that it costs. The costs come from replaying
+the prompts with and without the fault, against a prefix cache that keeps
+everything.
 
 SOURCE is a file of JSON lines, each the body of a request to
 /v1/chat/completions or /v1/completions (or an object with such a body under
@@ -37,47 +40,46 @@ the prompts in its cache are read, their answers included.
 Without --tokenizer, words stand in for tokens.
 
     sgl-vllm lint-prompts requests.jsonl
-    sgl-vllm lint-prompts requests.jsonl --tokenizer Qwen/Qwen3-8B --html lint.html
+    sgl-vllm lint-prompts requests.jsonl --tokenizer Qwen/Qwen3-8B
+    sgl-vllm lint-prompts requests.jsonl --html lint.html
     sgl-vllm lint-prompts http://127.0.0.1:8000
 
 Exit status: 1 if a fault was found.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.add_argument("source", metavar="SOURCE", help="a file, -, or the URL of a server")
-    command.add_argument(
-        "--tokenizer", metavar="MODEL", help="count tokens as this model does: a name or a folder"
-    )
-    command.add_argument(
-        "--max-requests",
-        type=positive(int),
-        metavar="N",
-        default=5_000,
-        help="read the last N requests (default: 5000)",
-    )
-    command.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
-    add_api_key(command)
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A file, -, or the URL of a server.")
+    ],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Count tokens as this model does: a name or a folder."),
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Read the last N requests.")
+    ] = 5_000,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.")
+    ] = None,
+    as_json: PrintsJson = False,
+    api_key: ApiKey = None,
+) -> int:
     try:
-        prompts = read(options.source, options)[-options.max_requests :]
-        tokenizer = tokenizer_of(options.tokenizer) if options.tokenizer else Words()
-    except (LogError, OSError, ValueError) as error:
-        print(f"sgl-vllm: {error}", file=sys.stderr)
-        return 2
-    unit = "tokens" if options.tokenizer else "words"
+        prompts = read(source, api_key)[-max_requests:]
+        counted = tokenizer_of(tokenizer) if tokenizer else Words()
+    except ValueError as error:
+        raise Misused(str(error)) from error
+    unit = "tokens" if tokenizer else "words"
     with tqdm(total=len(prompts), unit="request", disable=None, leave=False) as bar:
-        report = lint(prompts, tokenizer, bar.update)
-    if options.html is not None:
-        options.html.write_text(as_page(report, prompts, unit))
-    print(json.dumps(as_json(report)) if options.json else as_text(report, unit))
-    return 1 if report.findings else 0
+        found = lint(prompts, counted, bar.update)
+    if html is not None:
+        html.write_text(report.as_page(found, prompts, unit))
+    print(json.dumps(report.as_json(found)) if as_json else report.as_text(found, unit))
+    return 1 if found.findings else 0
 
 
-def read(source: str, options: argparse.Namespace) -> list[Prompt]:
+def read(source: str, api_key: str | None) -> list[Prompt]:
     """The prompts of a file, of standard input, or in a server's cache.
 
     Raises:
@@ -88,7 +90,7 @@ def read(source: str, options: argparse.Namespace) -> list[Prompt]:
     if source == "-":
         prompts = read_log(sys.stdin)
     elif "://" in source:
-        prompts = prompts_in(server_at(source, options))
+        prompts = prompts_in(server_at(source, api_key))
     else:
         with open(source, encoding="utf-8") as file:
             prompts = read_log(file)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from sgl_vllm.commands.migration import migrate
-from sgl_vllm.commands.terminal import plural
+from sgl_vllm.commands.terminal import plural, reason_of
 
 DESCRIPTION = """\
 Rewrites programs written for SGLang's language so that they import
-sgl_vllm.sglang, which has SGLang's names and meanings. Prints the changes as a
-diff, and what is left to do by hand. Changes no file without --write.
+sgl_vllm.sglang, which has SGLang's names and meanings. Prints the changes as
+a diff, and what is left to do by hand. Changes no file without --write.
 
 Besides the imports, it changes the port of RuntimeEndpoint from SGLang's to
-vLLM's (30000 to 8000), leaves out chat_template_name, because the server has its
-own template, and writes get_model_name() for model_info["model_path"].
+vLLM's (30000 to 8000), leaves out chat_template_name, because the server has
+its own template, and writes get_model_name() for model_info["model_path"].
 
 examples:
   sgl-vllm migrate program.py
@@ -25,20 +27,18 @@ examples:
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a Python file")
-    command.add_argument("--write", action="store_true", help="write the changes to the files")
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Python files.")],
+    write: Annotated[bool, typer.Option("--write", help="Write the changes to the files.")] = False,
+) -> int:
     """Returns 1 if a file cannot be read, and changes the others even so."""
     num_changed = num_failed = 0
-    for path in options.files:
+    for path in files:
         try:
             text = path.read_bytes().decode()
             migrated = migrate(text)
         except (OSError, SyntaxError, ValueError) as error:
-            print(f"sgl-vllm: {path} cannot be read as Python: {error}", file=sys.stderr)
+            print(f"sgl-vllm: {path} cannot be read as Python: {reason_of(error)}", file=sys.stderr)
             num_failed += 1
             continue
         print(_diff(text, migrated.text, path), end="")
@@ -46,9 +46,9 @@ def main(options: argparse.Namespace) -> int:
             print(f"{path}, {remark}", file=sys.stderr)
         if migrated.text != text:
             num_changed += 1
-            if options.write:
+            if write:
                 path.write_bytes(migrated.text.encode())
-    done = "changed" if options.write else "to change (--write changes them)"
+    done = "changed" if write else "to change (--write changes them)"
     print(f"{plural(num_changed, 'file')} {done}", file=sys.stderr)
     return int(num_failed > 0)
 

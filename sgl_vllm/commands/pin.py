@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from typing import Annotated
 
-from sgl_vllm.commands.arguments import add_server, server_at
+import typer
+
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, server_at, url_and
 from sgl_vllm.commands.terminal import plural
 
 DESCRIPTION = """\
 Computes TEXT as the start of prompts and keeps it in the cache until it is
 unpinned or the server ends. Prints the id to unpin it by.
 
-Use it for a long prefix that many requests share, such as a system prompt with
-documents, so that other traffic cannot evict it. Pins take space: the option
-radix_pin_share limits their total.
+Use it for a long prefix that many requests share, such as a system prompt
+with documents, so that other traffic cannot evict it. Pins take space: the
+option radix_pin_share limits their total.
 
 examples:
   sgl-vllm pin http://127.0.0.1:8000 --system "$(cat system_prompt.txt)"
@@ -22,28 +24,38 @@ examples:
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    add_server(command)
-    command.add_argument("text", metavar="TEXT", help="the prefix; - reads it from standard input")
-    command.add_argument(
-        "--system",
-        action="store_true",
-        help="TEXT is the system prompt of chats. Without this, chats do not share TEXT, because "
-        "their template puts other tokens before it",
-    )
-    command.add_argument("--model", metavar="NAME", help="the LoRA adapter that will use it")
-    command.add_argument(
-        "--cache-salt", metavar="SALT", help="the cache_salt of the requests that will use it"
-    )
-
-
-def main(options: argparse.Namespace) -> int:
-    text = sys.stdin.read() if options.text == "-" else options.text
-    answer = server_at(options.url, options).pin(
-        text,
-        is_system_prompt=options.system,
-        cache_salt=options.cache_salt,
-        model=options.model,
+def command(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[URL] TEXT",
+            help=f"The server {URL_HELP}, and the prefix; - reads it from standard input.",
+        ),
+    ],
+    system: Annotated[
+        bool,
+        typer.Option(
+            "--system",
+            help="TEXT is the system prompt of chats. Without this, chats do not share TEXT, "
+            "because their template puts other tokens before it.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The LoRA adapter that will use it.")
+    ] = None,
+    cache_salt: Annotated[
+        str | None,
+        typer.Option(metavar="SALT", help="The cache_salt of the requests that will use it."),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    url, text = url_and(words, "TEXT")
+    server = server_at(url, api_key)
+    answer = server.pin(
+        sys.stdin.read() if text == "-" else text,
+        is_system_prompt=system,
+        cache_salt=cache_salt,
+        model=model,
     )
     for engine in answer["pins"]:
         print(
@@ -52,4 +64,3 @@ def main(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     print(answer["pin_id"])
-    return 0

@@ -5,15 +5,16 @@ Owns what is printed and opened. The process is `server_process`'s.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 import webbrowser
+from typing import Annotated
 
+import typer
 from rich.console import Console
-from rich.markup import escape
 
-from sgl_vllm.commands.demo import DemoFailed, serving
+from sgl_vllm.commands.demo import serving
+from sgl_vllm.commands.terminal import CommandError
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 
@@ -33,16 +34,12 @@ downloads nothing.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--port", type=int, default=8000, help="the port to listen on (default: %(default)s)"
-    )
-    command.add_argument(
-        "--no-browser", action="store_true", help="print the address of the page, open nothing"
-    )
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address of the page, open nothing.")
+    ] = False,
+) -> int:
     console = Console(highlight=False, soft_wrap=True)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with sigterm_as_interrupt():
@@ -51,17 +48,16 @@ def main(options: argparse.Namespace) -> int:
                 MODEL_PATH,
                 errors,
                 plugin=True,
-                port=options.port,
+                port=port,
                 show_text=True,
                 extra_args=FOR_AGENTS,
             ) as server:
                 show(server, console)
-                if not options.no_browser and has_browser():
+                if not no_browser and has_browser():
                     webbrowser.open(tree_page(server))
                 wait_for_end(server)
-        except (DemoFailed, ServerFailed) as failure:
-            errors.print(f"[red]sgl-vllm quickstart:[/red] {escape(str(failure))}")
-            return 1
+        except ServerFailed as failure:
+            raise CommandError(str(failure)) from failure
         except KeyboardInterrupt:
             errors.print("stopped")
     return 0

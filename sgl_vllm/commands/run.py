@@ -6,7 +6,6 @@ the language's job.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import inspect
@@ -17,9 +16,15 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
+import typer
+
+from sgl_vllm.commands.arguments import DEFAULT_URL, URL_VARIABLE, ApiKey
+from sgl_vllm.commands.terminal import CommandError, Misused
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
@@ -31,12 +36,8 @@ from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
 from sgl_vllm.lang.views.picture import visible
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-URL_VARIABLE = "SGL_VLLM_URL"
 MODULE_NAME = "sgl_vllm_program"
 """The file's ``__name__``: not ``__main__``, so that the file's own main part does not run."""
-
-FAILED, MISUSED = 1, 2
 
 DESCRIPTION = """\
 Runs a @function of a Python file, with arguments from --var. The file's own
@@ -44,91 +45,112 @@ Runs a @function of a Python file, with arguments from --var. The file's own
 
 examples:
   sgl-vllm run story.py --var animal=hare
-  sgl-vllm run story.py --var animal=hare --stream        watch the text arrive
+  sgl-vllm run story.py --var animal=hare --stream
   sgl-vllm run story.py --vars hare.json --temperature 0 --json
-  sgl-vllm run judge.py --program judge --batch essays.jsonl --json > grades.jsonl
-  sgl-vllm run story.py --var animal=hare --html run.html  write the run as a page
+  sgl-vllm run judge.py --batch essays.jsonl --json > grades.jsonl
+  sgl-vllm run story.py --var animal=hare --html run.html
   sgl-vllm run story.py --var animal=hare --record run.jsonl
-  sgl-vllm run story.py --var animal=hare --replay run.jsonl   again, without a server
+  sgl-vllm run story.py --var animal=hare --replay run.jsonl
 
-exit status: 0 on success, 1 if the program or the server failed, 2 for invalid arguments.
+exit status: 0 on success, 1 if the program or the server failed, 2 for
+invalid arguments.
 """
 
 
-class RunError(Exception):
-    """An error message of one line, and the exit status."""
-
-    def __init__(self, message: str, status: int = MISUSED) -> None:
-        super().__init__(message)
-        self.status = status
+_program = partial(typer.Option, rich_help_panel="Arguments of the program")
+_server = partial(typer.Option, rich_help_panel="Server and sampling")
+_output = partial(typer.Option, rich_help_panel="Output")
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``sgl-vllm run``."""
-    command.add_argument("file", type=Path, metavar="FILE", help="a Python file with a @function")
-    command.add_argument(
-        "--program", metavar="NAME", help="the program to run, if there are several"
-    )
-
-    given = command.add_argument_group("arguments of the program")
-    given.add_argument(
-        "--var",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="one argument, parsed as JSON or else taken as text: --var n=3 --var word=hare",
-    )
-    given.add_argument("--vars", type=Path, metavar="FILE", help="a JSON object of arguments")
-    given.add_argument(
-        "--batch", type=Path, metavar="FILE", help="run once per line, a JSON object of arguments"
-    )
-
-    how = command.add_argument_group("server and sampling")
-    how.add_argument(
-        "--url",
-        metavar="URL",
-        help=f"the server's URL (default: ${URL_VARIABLE}, or the backend that the file sets, or "
-        f"{DEFAULT_URL})",
-    )
-    how.add_argument(
-        "--api-key", metavar="KEY", help="the server's API key (default: $VLLM_API_KEY)"
-    )
-    how.add_argument("--temperature", type=float, metavar="T", help="default for every gen")
-    how.add_argument("--max-new-tokens", type=int, metavar="N", help="default for every gen")
-    recording = how.add_mutually_exclusive_group()
-    recording.add_argument("--record", type=Path, metavar="FILE", help="record the run to FILE")
-    recording.add_argument(
-        "--replay", type=Path, metavar="FILE", help="replay FILE; uses no server"
-    )
-
-    shown = command.add_argument_group("output")
-    form = shown.add_mutually_exclusive_group()
-    form.add_argument("--stream", action="store_true", help="show the text as it arrives")
-    form.add_argument(
-        "--json",
-        action="store_true",
-        help="print variables, text, messages, usage and ret_value as JSON, a line per batch item",
-    )
-    shown.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write the run as an HTML page"
-    )
-
-
-def main(options: argparse.Namespace) -> int:
-    """Run the command and return its exit status. Errors are one line on standard error."""
-    try:
-        if options.batch is not None and (options.stream or options.html is not None):
-            raise RunError("--batch cannot be used with --stream or --html, which show one run")
-        program = chosen_program(load(options.file), options.program)
-        common = variables_of(options)
-        with ExitStack() as stack:
-            backend = _backend_of(options, stack)
-            if options.batch is not None:
-                return _run_batch(program, common, backend, options)
-            return _run_once(program, common, backend, options)
-    except RunError as error:
-        print(f"sgl-vllm run: {error}", file=sys.stderr)
-        return error.status
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file with a @function.")],
+    program: Annotated[
+        str | None,
+        _program(metavar="NAME", help="The program to run, if there are several."),
+    ] = None,
+    var: Annotated[
+        list[str] | None,
+        _program(
+            metavar="NAME=VALUE",
+            help="One argument, parsed as JSON or else taken as text: --var n=3 --var word=hare.",
+        ),
+    ] = None,
+    vars: Annotated[
+        Path | None, _program(metavar="FILE", help="A JSON object of arguments.")
+    ] = None,
+    batch: Annotated[
+        Path | None,
+        _program(metavar="FILE", help="Run once per line, a JSON object of arguments."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        _server(
+            metavar="URL",
+            help=f"The server (default: ${URL_VARIABLE}, or the backend that the file sets, or "
+            f"{DEFAULT_URL}).",
+        ),
+    ] = None,
+    api_key: ApiKey = None,
+    temperature: Annotated[
+        float | None, _server(metavar="T", help="Default for every gen.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, _server(metavar="N", help="Default for every gen.")
+    ] = None,
+    record: Annotated[Path | None, _server(metavar="FILE", help="Record the run to FILE.")] = None,
+    replay: Annotated[
+        Path | None, _server(metavar="FILE", help="Replay FILE; uses no server.")
+    ] = None,
+    stream: Annotated[bool, _output("--stream", help="Show the text as it arrives.")] = False,
+    as_json: Annotated[
+        bool,
+        _output(
+            "--json",
+            help="Print variables, text, messages, usage and ret_value as JSON, a line per batch "
+            "item.",
+        ),
+    ] = False,
+    html: Annotated[
+        Path | None, _output(metavar="FILE", help="Also write the run as an HTML page.")
+    ] = None,
+) -> None:
+    if record is not None and replay is not None:
+        raise Misused("--record cannot be used with --replay")
+    if stream and as_json:
+        raise Misused("--stream cannot be used with --json")
+    if batch is not None and (stream or html is not None):
+        raise Misused("--batch cannot be used with --stream or --html, which show one run")
+    chosen = chosen_program(load(file), program)
+    common = variables_of(vars, var or [])
+    sampling: SamplingDefaults = {}
+    if temperature is not None:
+        sampling["temperature"] = temperature
+    if max_new_tokens is not None:
+        sampling["max_new_tokens"] = max_new_tokens
+    with ExitStack() as stack:
+        try:
+            backend = Replay(replay) if replay is not None else _server_at(url, api_key)
+            if record is not None:
+                backend = stack.enter_context(Recorder(backend, record))
+        except ValueError as error:
+            raise Misused(str(error)) from None
+        if batch is not None:
+            _run_batch(chosen, _items(chosen, common, batch), backend, sampling, file, as_json)
+        else:
+            _check_arguments(chosen, common, "")
+            state = _started(chosen.bind(**common), backend, sampling, is_streamed=stream)
+            if stream:
+                live(state)
+            failure = _outcome(state, file)
+            if as_json:
+                print(json.dumps(to_json(chosen, state, failure), ensure_ascii=False))
+            elif not stream:
+                show(state)
+            if html is not None:
+                page = to_page(state, f"{chosen.func.__name__} of {file.name}")
+                html.write_text(page, encoding="utf-8")
+            if failure is not None:
+                raise CommandError(failure)
 
 
 # --- the program ---------------------------------------------------------------------------------
@@ -137,17 +159,17 @@ def main(options: argparse.Namespace) -> int:
 def load(path: Path) -> ModuleType:
     """The file as a module named `MODULE_NAME`, which can import from its own directory."""
     if not path.is_file():
-        raise RunError(f"no such file: {path}")
+        raise Misused(f"no such file: {path}")
     spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
     if spec is None or spec.loader is None:
-        raise RunError(f"{path} is not a Python file: its name must end in .py")
+        raise Misused(f"{path} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE_NAME] = module  # dataclasses and pydantic look it up
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise RunError(f"{path} cannot be loaded: {_described(error, path)}", FAILED) from error
+        raise CommandError(f"{path} cannot be loaded: {_described(error, path)}") from error
     return module
 
 
@@ -159,26 +181,26 @@ def chosen_program(module: ModuleType, name: str | None) -> Program:
     file = Path(str(module.__file__)).name
     if name is not None:
         if name not in found:
-            raise RunError(f"{file} has no program {name}; it has: {', '.join(found) or 'none'}")
+            raise Misused(f"{file} has no program {name}; it has: {', '.join(found) or 'none'}")
         return found[name]
     candidates = own or found
     if not candidates:
-        raise RunError(f"{file} has no program: decorate a function with @sgl.function")
+        raise Misused(f"{file} has no program: decorate a function with @sgl.function")
     if len(candidates) > 1:
         names = ", ".join(candidates)
-        raise RunError(f"{file} has several programs, choose one with --program: {names}")
+        raise Misused(f"{file} has several programs, choose one with --program: {names}")
     return next(iter(candidates.values()))
 
 
-def variables_of(options: argparse.Namespace) -> dict[str, object]:
+def variables_of(file: Path | None, pairs: Sequence[str]) -> dict[str, object]:
     """The arguments of --vars, overridden by those of --var."""
     variables: dict[str, object] = {}
-    if options.vars is not None:
-        variables |= _json_object(_read(options.vars), str(options.vars))
-    for given in options.var:
+    if file is not None:
+        variables |= _json_object(_read(file), str(file))
+    for given in pairs:
         name, sign, value = given.partition("=")
         if not sign or not name:
-            raise RunError(f"--var needs NAME=VALUE, not {given!r}")
+            raise Misused(f"--var needs NAME=VALUE, not {given!r}")
         variables[name] = _value(value)
     return variables
 
@@ -198,18 +220,17 @@ def _no_constant(text: str) -> float:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise RunError(f"{path} cannot be read: {reason}") from None
+    except UnicodeDecodeError:
+        raise Misused(f"{path} is not UTF-8") from None
 
 
 def _json_object(text: str, where: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise RunError(f"{where} is not valid JSON: {error}") from None
+        raise Misused(f"{where} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise RunError(f"{where} is not a JSON object of arguments")
+        raise Misused(f"{where} is not a JSON object of arguments")
     return value
 
 
@@ -221,7 +242,7 @@ def _check_arguments(program: Program, given: Mapping[str, object], where: str) 
     unknown = [name for name in given if name not in names]
     if unknown and not takes_any:
         known = ", ".join(names) or "none"
-        raise RunError(
+        raise Misused(
             f"{program.func.__name__} has no parameter {unknown[0]!r}{where}; it has: {known}"
         )
     have = {**program.bound, **given}
@@ -229,75 +250,25 @@ def _check_arguments(program: Program, given: Mapping[str, object], where: str) 
     if missing:
         how = " ".join(f"--var {name}=VALUE" for name in missing)
         needs = f"argument{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        raise RunError(f"{program.func.__name__} needs the {needs}{where}: add {how}")
+        raise Misused(f"{program.func.__name__} needs the {needs}{where}: add {how}")
 
 
-def _backend_of(options: argparse.Namespace, stack: ExitStack) -> Backend:
-    if options.replay is not None:
-        try:
-            return Replay(options.replay)
-        except OSError as error:
-            raise RunError(f"{options.replay} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise RunError(str(error)) from None
-    url = options.url or os.environ.get(URL_VARIABLE)
-    backend: Backend
+def _server_at(url: str | None, api_key: str | None) -> Backend:
+    url = url or os.environ.get(URL_VARIABLE)
     if not url and global_config.default_backend is not None:
-        backend = chosen_backend(None)
-    else:
-        try:
-            backend = VLLM(url or DEFAULT_URL, api_key=options.api_key)
-        except ValueError as error:
-            raise RunError(str(error)) from None
-    if options.record is not None:
-        try:
-            backend = stack.enter_context(Recorder(backend, options.record))
-        except OSError as error:
-            raise RunError(f"{options.record} cannot be written: {error.strerror}") from None
-    return backend
+        return chosen_backend(None)
+    return VLLM(url or DEFAULT_URL, api_key=api_key)
 
 
 # --- running -------------------------------------------------------------------------------------
 
 
-def _sampling_of(options: argparse.Namespace) -> SamplingDefaults:
-    sampling: SamplingDefaults = {}
-    if options.temperature is not None:
-        sampling["temperature"] = options.temperature
-    if options.max_new_tokens is not None:
-        sampling["max_new_tokens"] = options.max_new_tokens
-    return sampling
-
-
-def _run_once(
-    program: Program, variables: dict[str, object], backend: Backend, options: argparse.Namespace
-) -> int:
-    _check_arguments(program, variables, "")
-    state = _started(program.bind(**variables), backend, options)
-    if options.stream:
-        live(state)
-    failure = _outcome(state, options.file)
-    if options.json:
-        print(json.dumps(as_json(program, state, failure), ensure_ascii=False))
-    elif not options.stream:
-        show(state)
-    if options.html is not None:
-        page = to_page(state, f"{program.func.__name__} of {options.file.name}")
-        try:
-            options.html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{options.html} cannot be written: {error.strerror}") from None
-    if failure is not None:
-        raise RunError(failure, FAILED)
-    return 0
-
-
-def _started(program: Program, backend: Backend, options: argparse.Namespace) -> ProgramState:
+def _started(
+    program: Program, backend: Backend, sampling: SamplingDefaults, *, is_streamed: bool
+) -> ProgramState:
     """A run that has been started. Its state can be shown even if it fails."""
     body = program._body
-    state = body.new_state(
-        backend, run_defaults(**_sampling_of(options)), is_streamed=options.stream
-    )
+    state = body.new_state(backend, run_defaults(**sampling), is_streamed=is_streamed)
     body.start(state)
     return state
 
@@ -308,55 +279,58 @@ def _outcome(state: ProgramState, file: Path) -> str | None:
     try:
         state._wait_for_body()
         run.background.wait_for(run.check())
-    except ProgramError as error:
-        return _one_line(str(error))
     except Exception as error:
-        return f"the program raised {_described(error, file)}"
+        return _failure(error, file)
     except KeyboardInterrupt:
         run.cancel()
         raise
     return None
 
 
-def _run_batch(
-    program: Program, common: dict[str, object], backend: Backend, options: argparse.Namespace
-) -> int:
+def _items(program: Program, common: dict[str, object], path: Path) -> list[dict[str, object]]:
+    """The arguments of each run of a batch."""
     items = []
-    for number, line in enumerate(_read(options.batch).splitlines(), start=1):
+    for number, line in enumerate(_read(path).splitlines(), start=1):
         if line.strip():
-            where = f"line {number} of {options.batch}"
+            where = f"line {number} of {path}"
             item = {**common, **_json_object(line, where)}
             _check_arguments(program, item, f" ({where})")
             items.append(item)
     if not items:
-        raise RunError(f"{options.batch} is empty")
+        raise Misused(f"{path} is empty")
+    return items
+
+
+def _run_batch(
+    program: Program,
+    items: list[dict[str, object]],
+    backend: Backend,
+    sampling: SamplingDefaults,
+    file: Path,
+    as_json: bool,
+) -> None:
     results: Sequence[ProgramState | BaseException] = program.run_batch(
-        items, backend=backend, progress_bar=True, return_errors=True, **_sampling_of(options)
+        items, backend=backend, progress_bar=True, return_errors=True, **sampling
     )
     num_failed = 0
     for number, result in enumerate(results, start=1):
         if isinstance(result, BaseException):
             num_failed += 1
-            failure = (
-                _one_line(str(result))
-                if isinstance(result, ProgramError)
-                else f"the program raised {_described(result, options.file)}"
-            )
-            print(json.dumps({"error": failure}) if options.json else f"{number}: ✗ {failure}")
-        elif options.json:
-            print(json.dumps(as_json(program, result, None), ensure_ascii=False))
+            failure = _failure(result, file)
+            print(json.dumps({"error": failure}) if as_json else f"{number}: ✗ {failure}")
+        elif as_json:
+            print(json.dumps(to_json(program, result, None), ensure_ascii=False))
         else:
             shown = json.dumps(_plain(_values_of(result)), ensure_ascii=False)
             print(f"{number}: {shown}")
     if num_failed:
-        raise RunError(f"{num_failed} of {len(items)} runs failed", FAILED)
-    return 0
+        raise CommandError(f"{num_failed} of {len(items)} runs failed")
 
 
 # --- what is printed -----------------------------------------------------------------------------
 
 
-def as_json(program: Program, state: ProgramState, failure: str | None) -> dict[str, object]:
+def to_json(program: Program, state: ProgramState, failure: str | None) -> dict[str, object]:
     """The state of a finished run as JSON. Values that JSON cannot express become text."""
     transcript = state._stream.snapshot().transcript
     shown = {
@@ -393,6 +367,12 @@ def _plain(value: object) -> object:
     if isinstance(value, (list, tuple, set)):
         return [_plain(item) for item in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _failure(error: BaseException, file: Path) -> str:
+    if isinstance(error, ProgramError):
+        return _one_line(str(error))
+    return f"the program raised {_described(error, file)}"
 
 
 def _described(error: BaseException, file: Path) -> str:

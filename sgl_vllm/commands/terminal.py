@@ -1,12 +1,33 @@
-"""Text for a terminal: safe to print, and short.
+"""Text for a terminal: safe to print, and short. And the error whose text is all that is printed.
 
 Prompts and server messages are untrusted. `printable` removes what could control a terminal.
 """
 
 from __future__ import annotations
 
+import re
+
 WIDTH_OF_FILES = 160
 """In characters, of tables that go to no terminal."""
+
+
+class CommandError(Exception):
+    """A subcommand failed. The message is one line for people."""
+
+    status = 1
+
+
+class Misused(CommandError):
+    """A subcommand got arguments, or an installation, with which it cannot start."""
+
+    status = 2
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file or a server cannot be reached, without the system's number of the error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def printable(text: str) -> str:

@@ -7,20 +7,21 @@ figures come from `/metrics`, so stock servers are shown too. The plugin's come 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Annotated
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sgl_vllm.commands.arguments import add_api_key, positive, server_at
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, server_at
 from sgl_vllm.commands.client import Json, NoPluginError, ServerError, SglServer
 from sgl_vllm.commands.programs import MEANINGS, counts_in_words
 from sgl_vllm.commands.terminal import printable
@@ -33,21 +34,24 @@ RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
 
 DESCRIPTION = f"""\
 Shows a line per server, updated at an interval. Stock vLLM servers are shown
-with vLLM's own figures. The columns:
+with vLLM's own figures.
+
+The columns are:
 
   run, wait           running and waiting requests
   prompt/s, output/s  tokens of prompts and outputs, per second
   hit%, total hit%    share of prompt tokens found in the prefix cache, in the
                       last interval and since the server started
-  tree, cache size    tokens in the radix tree, and tokens that fit in the cache
+  tree, cache size    tokens in the radix tree, and those that fit in the cache
   jumps/s, forced/s   jumps, and the tokens that they appended, per second
   plugin              on: all parts are on; N off: N parts are off, the lines
                       below say why; none: a stock server; ?: the plugin's
                       figures cannot be read; down: no answer
 
 Below, for each server with the plugin that has any: its programs by what they
-are doing, and the tokens computed again in the last interval although they had
-been cached once, per second and by cause ("sgl-vllm why" has the causes).
+are doing, and the tokens computed again in the last interval although they
+had been cached once, per second and by cause ("sgl-vllm why" has the causes).
+
 {MEANINGS}
 All servers get the same API key. Without it, a server that requires one is
 shown with the figures of its /metrics. Exit status with --once: 1 if a server
@@ -55,42 +59,41 @@ does not answer.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "urls", nargs="+", metavar="URL", help="the servers, with the plugin or stock"
-    )
-    add_api_key(command)
-    command.add_argument(
-        "--interval",
-        type=positive(float),
-        default=2.0,
-        metavar="SECONDS",
-        help="time between two samples (default: 2)",
-    )
-    command.add_argument(
-        "--once", action="store_true", help="print one table, of one interval, and exit"
-    )
-    command.add_argument(
-        "--json", action="store_true", help="print one line of JSON per interval: a list of servers"
-    )
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL]...", help=f"The servers, with the plugin or stock {URL_HELP}."
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.01, metavar="SECONDS", help="The time between two samples.")
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table, of one interval, and exit.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one line of JSON per interval: a list of servers."),
+    ] = False,
+    api_key: ApiKey = None,
+) -> int:
     console = Console(highlight=False)
-    views = watch([server_at(url, options) for url in options.urls], options.interval)
+    servers = [server_at(url, api_key) for url in urls or (None,)]
+    views = watch(servers, interval)
     first = next(views)  # without rates
 
     def show(rows: list[Row]) -> None:
-        if options.json:
+        if as_json:
             print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
         else:
             console.print(draw(rows))
 
-    if options.once:
+    if once:
         rows = next(views)
         show(rows)
         return 0 if all(row.answers for row in rows) else 1
-    if options.json or not console.is_terminal or console.is_dumb_terminal:
+    if as_json or not console.is_terminal or console.is_dumb_terminal:
         for rows in views:
             show(rows)
     with Live(draw(first), console=console, screen=True, auto_refresh=False) as live:

@@ -5,17 +5,18 @@ Owns the drawing. The server's answers are `client`'s.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import defaultdict
+from typing import Annotated
 
+import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from sgl_vllm.commands.arguments import add_server, positive, server_at
+from sgl_vllm.commands.arguments import ApiKey, PrintsJson, Url, server_at
 from sgl_vllm.commands.client import Json, ServerError, SglServer
 from sgl_vllm.commands.programs import (
     MEANINGS,
@@ -46,8 +47,8 @@ STYLES = {
 DESCRIPTION = f"""\
 Prints how full a server's prefix cache is, and its radix tree. For each
 prefix: its own tokens, its hits (×3), the time since its last use, whether it
-is pinned, in use by a running request, or wanted by a waiting one, and, if the
-context of an ended request ends there, what its program is doing. In a
+is pinned, in use by a running request, or wanted by a waiting one, and, if
+the context of an ended request ends there, what its program is doing. In a
 browser, open URL/sgl/tree.
 
 {MEANINGS}
@@ -62,35 +63,37 @@ Exit status: 1 if there is no tree.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    add_server(command)
-    command.add_argument(
-        "--max-nodes",
-        type=positive(int),
-        metavar="N",
-        help="the most nodes to show per engine, nearest to the root (default: 1000)",
-    )
-    command.add_argument(
-        "--watch", type=positive(float), metavar="SECONDS", help="update at this interval"
-    )
-    command.add_argument("--json", action="store_true", help="print the server's answer as JSON")
-
-
-def main(options: argparse.Namespace) -> int:
-    server = server_at(options.url, options)
+def command(
+    url: Url = None,
+    max_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="The most nodes to show per engine, nearest to the root (default: 1000).",
+        ),
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(min=0.01, metavar="SECONDS", help="Update at this interval."),
+    ] = None,
+    as_json: PrintsJson = False,
+    api_key: ApiKey = None,
+) -> int:
+    server = server_at(url, api_key)
     console = Console(highlight=False)
-    if options.json:
-        print(json.dumps(server.tree(options.max_nodes)))
+    if as_json:
+        print(json.dumps(server.tree(max_nodes)))
         return 0
-    picture, has_tree = _look(server, options.max_nodes)
-    if options.watch is None:
+    picture, has_tree = _look(server, max_nodes)
+    if watch is None:
         console.print(picture)
         return 0 if has_tree else 1
     with Live(picture, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            time.sleep(options.watch)
+            time.sleep(watch)
             try:
-                live.update(_look(server, options.max_nodes)[0], refresh=True)
+                live.update(_look(server, max_nodes)[0], refresh=True)
             except ServerError as error:  # the server may come back
                 live.update(Text(f"{error}. Trying again.", "red"), refresh=True)
 

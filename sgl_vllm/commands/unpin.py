@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Annotated
 
-from sgl_vllm.commands.arguments import add_server, server_at
+import typer
+
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, server_at, url_and
 
 DESCRIPTION = """\
 Allows a pinned prefix to be evicted again. It stays in the cache until its
@@ -12,11 +14,14 @@ space is needed. `sgl-vllm tree URL` lists the ids of all pins.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    add_server(command)
-    command.add_argument("pin_id", metavar="ID", help="the id that pin printed")
-
-
-def main(options: argparse.Namespace) -> int:
-    server_at(options.url, options).unpin(options.pin_id)
-    return 0
+def command(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[URL] ID", help=f"The server {URL_HELP}, and the id that pin printed."
+        ),
+    ],
+    api_key: ApiKey = None,
+) -> None:
+    url, pin_id = url_and(words, "ID")
+    server_at(url, api_key).unpin(pin_id)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import traceback
 from pathlib import Path
+from typing import Annotated
 
-from sgl_vllm.commands.arguments import positive
+import typer
+
+from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.self_check.report import CheckReport
 from sgl_vllm.vllm_api import versions
@@ -15,57 +17,47 @@ from sgl_vllm.vllm_api import versions
 DESCRIPTION = """\
 Starts an engine with a model and the flags that `vllm serve` would get, and
 compares each part of the plugin with stock vLLM on this device: the same
-tokens, scores and log-probabilities, no block lost, and how long it takes.
-It writes what it finds to sgl-vllm-verify.json and sgl-vllm-verify.txt, which
-you can attach to a bug report. They contain flags and numbers, no prompts.
+tokens, scores and log-probabilities, no block lost, and how long it takes. It
+writes what it finds to sgl-vllm-verify.json and sgl-vllm-verify.txt, which
+you can attach to a bug report.
+
+The report contains flags and numbers, no prompts:
 
     sgl-vllm verify MODEL --dtype bfloat16 --tensor-parallel-size 2
 
-Exit status: 0 if all parts agree; 2, without a report, if there is no vLLM here
-or it refuses the model or the flags; 1 otherwise.
+Exit status: 0 if all parts agree; 2, without a report, if there is no vLLM
+here or it refuses the model or the flags; 1 otherwise.
 """
 
+FLAGS_FOLLOW = True
 NAME = "sgl-vllm-verify"
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    command.usage = "%(prog)s [--output FOLDER] [--rounds N] MODEL [FLAGS ...]"
-    command.add_argument(
-        "--output",
-        type=Path,
-        default=Path(),
-        metavar="FOLDER",
-        help="for the report (default: the current one)",
-    )
-    command.add_argument(
-        "--rounds",
-        type=positive(int),
-        default=5,
-        metavar="N",
-        help="how many times each comparison runs (default: 5)",
-    )
-    command.add_argument("model", metavar="MODEL", help="as for `vllm serve`")
-    flags = command.add_argument(
-        "flags", nargs=argparse.REMAINDER, metavar="FLAGS", help="further flags of `vllm serve`"
-    )
-    flags.required = False  # argparse counts them as missing together with MODEL
-
-
-def main(options: argparse.Namespace) -> int:
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `vllm serve`.")],
+    flags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FLAGS ...]", help="Further flags of `vllm serve`."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where the report is written.")
+    ] = Path(),
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many times each comparison runs.")
+    ] = 5,
+) -> int:
     if problem := versions.installation_problem():
-        print(f"sgl-vllm verify: {problem}", file=sys.stderr)
-        return 2
+        raise Misused(problem)
     from sgl_vllm.self_check import offline  # imports vLLM, which takes seconds
 
     try:
-        report = offline.verify(options.model, options.flags, options.rounds)
+        report = offline.verify(model, flags or [], rounds)
     except Refused as refusal:
-        print(f"sgl-vllm verify: not run: {refusal}", file=sys.stderr)
-        return 2
+        raise Misused(f"not run: {refusal}") from refusal
     except Exception as error:
         traceback.print_exc()
         report = CheckReport(error=f"{type(error).__name__}: {error}")
-    for path in write(report, options.output):
+    for path in write(report, output):
         print(f"sgl-vllm: wrote {path}", file=sys.stderr)
     print(report.to_text(), end="")
     return 0 if report.agrees else 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from typing import Annotated
 
-from sgl_vllm.commands.arguments import add_server, server_at
+import typer
+
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, PrintsJson, server_at, url_and
 from sgl_vllm.commands.client import Json
 from sgl_vllm.commands.terminal import age, plural, printable
 from sgl_vllm.protocol.causes import MEANINGS
@@ -16,29 +18,34 @@ when it was first admitted, and why. REQUEST is the "id" of its answer. The
 server knows its last 1,000 requests.
 
 For a request without a cache_salt, the answer is in whole blocks and does not
-tell why tokens are not cached, unless the server was started with why_exact or
-tree_text. With tree_text, it also has the text on both sides where the prompt
-differs from what is cached.
+tell why tokens are not cached, unless the server was started with why_exact
+or tree_text. With tree_text, it also has the text on both sides where the
+prompt differs from what is cached.
 
 Exit status: 1 if the server does not know the request.
 """
 
 
-def declare(command: argparse.ArgumentParser) -> None:
-    add_server(command)
-    command.add_argument("request", metavar="REQUEST", help='the "id" of the answer')
-    command.add_argument("--cache-salt", metavar="SALT", help="the cache_salt of the request")
-    command.add_argument("--json", action="store_true", help="print the server's answer as JSON")
-
-
-def main(options: argparse.Namespace) -> int:
-    requests = server_at(options.url, options).why(options.request, options.cache_salt)
-    if options.json:
+def command(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[URL] REQUEST", help=f'The server {URL_HELP}, and the "id" of the answer.'
+        ),
+    ],
+    cache_salt: Annotated[
+        str | None, typer.Option(metavar="SALT", help="The cache_salt of the request.")
+    ] = None,
+    as_json: PrintsJson = False,
+    api_key: ApiKey = None,
+) -> None:
+    url, request = url_and(words, "REQUEST")
+    requests = server_at(url, api_key).why(request, cache_salt)
+    if as_json:
         print(json.dumps({"requests": requests}))
-        return 0
-    for request in requests:
-        print("\n".join(lines(request)))
-    return 0
+        return
+    for one in requests:
+        print("\n".join(lines(one)))
 
 
 def lines(request: Json) -> list[str]:

@@ -45,7 +45,7 @@ def pins(file: str) -> Iterator[tuple[str, str]]:
 
 def test_the_client_needs_neither_vllm_nor_torch() -> None:
     needed = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-    light = {"openai", "httpx", "pydantic", "prometheus-client", "tqdm", "rich", "jinja2"}
+    light = {"openai", "httpx", "pydantic", "prometheus-client", "tqdm", "rich", "jinja2", "typer"}
     assert needed == light | {"typing-extensions"}
 
 

@@ -81,10 +81,7 @@ def run(
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
     def run(*arguments: str) -> Outcome:
-        try:
-            status = cli.main(["run", *arguments])
-        except SystemExit as ended:  # argparse's
-            status = int(ended.code or 0)
+        status = cli.main(["run", *arguments])
         shown = capsys.readouterr()
         return status, shown.out, shown.err
 
@@ -346,16 +343,16 @@ def test_a_bad_line_of_a_batch_is_named_before_anything_runs(
         (["text.txt"], "text.txt is not a Python file: its name must end in .py"),
         (["empty.py"], "empty.py has no program: decorate a function with @sgl.function"),
         (["story.py", "--var", "animal"], "--var needs NAME=VALUE, not 'animal'"),
-        (["story.py", "--vars", "no.json"], "no.json cannot be read: No such file or directory"),
+        (["story.py", "--vars", "no.json"], "no.json cannot be opened: No such file or directory"),
         (["story.py", "--vars", "empty.py"], "empty.py is not valid JSON: Expecting value"),
         (["story.py", "--vars", "list.json"], "list.json is not a JSON object of arguments"),
         (["story.py", "--batch", "empty.py"], "empty.py is empty"),
         (["story.py", "--batch", "list.json", "--stream"], "--batch cannot be used with"),
         (["story.py", "--var", "animal=a", "--url", "here"], "base_url must start with http://"),
-        (["story.py", "--var", "animal=a", "--replay", "no.jsonl"], "no.jsonl cannot be read"),
+        (["story.py", "--var", "animal=a", "--replay", "no.jsonl"], "no.jsonl cannot be opened"),
         (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is not a record"),
-        (["story.py", "--var", "animal=a", "--record", "no/where"], "no/where cannot be written"),
-        (["story.py", "--var", "animal=a", "--html", "no/where"], "no/where cannot be written"),
+        (["story.py", "--var", "animal=a", "--record", "no/where"], "no/where cannot be opened"),
+        (["story.py", "--var", "animal=a", "--html", "no/where"], "no/where cannot be opened"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_status_2(

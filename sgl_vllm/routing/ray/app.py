@@ -102,7 +102,8 @@ def run(path: Path, *, host: str, port: int) -> None:
     try:
         socket.create_server((host, port)).close()  # Ray reports it only after many lines
     except OSError as error:
-        raise RayServeError(f"{host}:{port} cannot be listened at: {error}. See --port") from error
+        reason = f"{host}:{port} cannot be listened at: {error.strerror}"
+        raise RayServeError(f"{reason}. See --port") from error
     try:
         app = build_app(arguments)  # Ray's builder connects to the cluster
     except ConnectionError as error:
@@ -136,7 +137,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise RayServeError("PyYAML is not installed: pip install 'sgl-vllm[ray]'") from error
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise RayServeError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise RayServeError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise RayServeError(f"{path} is not a mapping of names to values")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from rich.table import Table
 
@@ -10,19 +14,15 @@ from sgl_vllm.commands.top import draw
 from sgl_vllm.version import __version__
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is printed to standard error about a wrong command line."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(arguments))
-    assert ended.value.code == 2
-    return capsys.readouterr().err
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is printed to standard error about a wrong command line, as one line."""
+    assert cli.main(arguments) == 2
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_the_version_is_an_option_too(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
+    assert cli.main(["--version"]) == 0
     shown = capsys.readouterr().out
-    assert ended.value.code == 0
     assert shown.startswith(f"sgl-vllm {__version__}, ")
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out == shown
@@ -31,33 +31,32 @@ def test_the_version_is_an_option_too(capsys):
 def test_alone_it_prints_its_help(capsys):
     assert cli.main([]) == 0
     alone = capsys.readouterr()
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert alone == capsys.readouterr() and alone.out.startswith("usage: sgl-vllm ")
+    assert cli.main(["--help"]) == 0
+    assert alone == capsys.readouterr() and "Usage: sgl-vllm " in alone.out
 
 
-@pytest.mark.parametrize(("word", "near"), [("docter", "doctor"), ("QUIKSTART", "quickstart")])
-def test_a_misspelled_command_is_answered_with_the_nearest(capsys, word, near):
-    error = refused(capsys, word, "MODEL")
-    assert error.endswith(f"sgl-vllm: error: unknown command {word}; did you mean {near}?\n")
-
-
-def test_another_unknown_command_is_answered_with_all_of_them(capsys):
-    far = refused(capsys, "xyz")
-    assert "unknown command xyz; the commands are doctor, verify, " in far
+def test_its_help_imports_neither_the_language_nor_a_client():
+    code = (
+        "import sys; from sgl_vllm.commands import cli; cli.main(['--help']); print(*sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    imported = answer.stdout.splitlines()[-1].split()
+    assert "sgl_vllm.commands.cli" in imported
+    assert not {"sgl_vllm.lang", "httpx", "openai", "vllm", "torch"} & {*imported}
 
 
 @pytest.mark.parametrize(
     ("words", "near"),
     [
+        (["docter", "MODEL"], "Did you mean 'doctor'?"),
         (["--versoin"], "--version"),
         (["quickstart", "--no-brwser"], "--no-browser"),
         (["demo", "--modle=x"], "--model"),
         (["lint-prompts", "--tokeniser", "m", "log"], "--tokenizer"),
     ],
 )
-def test_a_misspelled_flag_is_answered_with_the_nearest(capsys, words, near):
-    assert refused(capsys, *words).endswith(f"; did you mean {near}?\n")
+def test_a_misspelled_word_is_answered_with_the_nearest(capsys, words, near):
+    assert near in said(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +70,57 @@ def test_a_misspelled_flag_is_answered_with_the_nearest(capsys, words, near):
     ],
 )
 def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys, words):
-    error = refused(capsys, *words)
-    assert error.startswith(f"usage: sgl-vllm {words[0]} ")
-    assert "--nope" in error
+    error = said(capsys, *words)
+    assert error.startswith(f"Usage: sgl-vllm {words[0]} ") and "--nope" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["top", "http://"], "http:// is not a server's URL"),
+        (["top", "host:port"], "host:port is not a server's URL"),
+        (["tree", "ftp://host"], "ftp://host is not a server's URL"),
+        (["why", "http://host"], "the arguments are [URL] REQUEST"),
+        (["pin", "host", "a", "b"], "the arguments are [URL] TEXT"),
+        (["lint-prompts", "no.jsonl"], "no.jsonl cannot be opened: No such file or directory"),
+    ],
+)
+def test_a_wrong_address_or_file_is_said_in_a_sentence(capsys, words, complaint):
+    error = said(capsys, *words)
+    assert complaint in error and "Errno" not in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top", "--once", "--interval", "0.01"],
+        ["tree"],
+        ["why", "cmpl-1"],
+        ["pin", "x"],
+        ["unpin", "x"],
+    ],
+)
+def test_without_a_url_commands_ask_the_same_server(capsys, monkeypatch, words):
+    monkeypatch.setenv("SGL_VLLM_URL", "http://127.0.0.1:9")
+    assert cli.main(words) == 1
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "http://127.0.0.1:9 does not answer: Connection refused." in printed
+
+
+def test_a_shell_completes_commands_and_their_options():
+    for words, completed in (("sgl-vllm qui", "quickstart"), ("sgl-vllm tree --wa", "--watch")):
+        typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        answer = subprocess.run(
+            [sys.executable, "-m", "sgl_vllm.commands.cli"],
+            env=os.environ | {"_SGL_VLLM_COMPLETE": "complete_bash"} | typed,
+            capture_output=True,
+            text=True,
+        )
+        assert answer.stdout.split() == [completed], answer.stderr
 
 
 def test_the_help_names_both_options_of_the_server(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
+    assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "--plugin sgl_vllm" in shown and "--help=plugin-config" in shown
 
@@ -94,8 +136,7 @@ def test_every_column_of_top_is_in_its_help():
 
 @pytest.mark.parametrize("command", ["top", "tree"])
 def test_the_help_explains_the_states_of_programs_that_the_server_infers(command, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
+    assert cli.main([command, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for state in ("waiting for a person", "unknown"):
         assert f'"{state}" if' in shown

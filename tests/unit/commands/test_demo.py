@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sgl_vllm.commands import demo
+from sgl_vllm.commands import cli, demo
 from sgl_vllm.commands.demo import Arm, CacheNode, CacheTree, Comparison
 from sgl_vllm.demo.program import CARD, Guide
 from sgl_vllm.server_process import Counters
@@ -97,7 +97,7 @@ def test_the_json_result_has_the_counts_and_the_answers() -> None:
 def test_a_folder_without_a_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert demo.run(tmp_path) == 1
+    assert cli.main(["demo", "--model", str(tmp_path)]) == 1
     assert "has no config.json" in " ".join(capsys.readouterr().err.split())
 
 
