@@ -34,7 +34,7 @@ from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
 from sgl_vllm.lang.settings import chosen_backend, global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
-from sgl_vllm.lang.views.picture import visible
+from sgl_vllm.pages import visible
 
 MODULE_NAME = "sgl_vllm_program"
 """The file's ``__name__``: not ``__main__``, so that the file's own main part does not run."""

@@ -68,7 +68,7 @@ MAY_NOT_IMPORT = {
     "sgl_vllm.vllm_api": ("sgl_vllm.radix", "sgl_vllm.scheduler", "sgl_vllm.fsm", "sgl_vllm.lang"),
 }
 
-LANGUAGE_MAY_IMPORT = ("sgl_vllm.lang", "sgl_vllm.protocol", "sgl_vllm.spelling")
+LANGUAGE_MAY_IMPORT = ("sgl_vllm.lang", "sgl_vllm.pages", "sgl_vllm.protocol", "sgl_vllm.spelling")
 
 # The engine in this process has no HTTP routes: its statistics are read as the route reads them.
 EXCEPTIONS = {("sgl_vllm.lang.backends.engine", "sgl_vllm.routes.engines")}

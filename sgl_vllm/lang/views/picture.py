@@ -1,12 +1,11 @@
 """A program's state at one moment, as immutable values for drawing.
 
-Owns what a picture consists of, and text that is safe to display. `capture.py` takes pictures;
-`html.py`, `terminal.py` and `svg.py` draw them.
+Owns what a picture consists of. `capture.py` takes pictures; `html.py`, `terminal.py` and `svg.py`
+draw them.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -150,24 +149,3 @@ def join_line(join: Join) -> str:
     branches = f"{len(join.labels)} branches" if len(join.labels) != 1 else "one branch"
     what = "their texts" if join.as_text else ", ".join(join.names)
     return f"⤶ join of {branches}: {what}"
-
-
-_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS |= {127: 0x2421} | dict.fromkeys(
-    (*range(0x80, 0xA0), *_BIDI_CONTROLS, 0xFFFE, 0xFFFF), 0xFFFD
-)
-
-
-def visible(text: str) -> str:
-    """`text` with symbols in place of characters that could control a terminal, change the
-    direction of a line or fail to encode. The length stays the same."""
-    if text.isascii() and text.isprintable():
-        return text
-    shown = text.translate(_CONTROLS)
-    return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in shown)
-
-
-def escaped(text: str) -> str:
-    """Text for HTML and SVG, attributes included."""
-    return html.escape(visible(text), quote=True)

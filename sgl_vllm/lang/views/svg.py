@@ -1,7 +1,7 @@
 """Draws forks and joins as SVG: a lane per branch, and a block per operation.
 
-Owns the layout in lanes. A block's width grows with the square root of its text's length, so that
-long texts leave room for the rest.
+Owns the layout in lanes; the template `lanes.svg` owns how it looks. A block's width grows with the
+square root of its text's length, so that long texts leave room for the rest.
 
 ::
 
@@ -16,7 +16,8 @@ import hashlib
 from dataclasses import dataclass, field
 from math import sqrt
 
-from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, escaped, visible
+from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn
+from sgl_vllm.pages import rendered, visible
 
 MAX_LANES = 64
 """The most lanes of one fork. Further branches are only counted."""
@@ -27,40 +28,30 @@ _LEFT, _TOP = 10, 12
 _GAP = 16
 _SHOWN_CHARS = 240
 
-# The pattern of each kind of block, drawn over its tint.
-_PATTERNS = {
-    "gen": '<path d="M0 8L8 0M-2 2L2 -2M6 10L10 6"/>',
-    "select": '<circle cx="2" cy="2" r="1.2"/><circle cx="6" cy="6" r="1.2"/>',
-    "tool": '<path d="M0 4H8M4 0V8"/>',
-    "variable": '<path d="M0 2H8M0 6H8"/>',
-    "media": '<path d="M2 0V8M6 0V8"/>',
-}
-_KINDS = ("text", *_PATTERNS)
 
-_STYLE = """
-.sgl-lanes-picture { --ink: #16191f; --soft: #5a6272; --surface: #ffffff; --text: #8b94a3;
-  --gen: #0f766e; --select: #7e22ce; --tool: #b45309; --variable: #1d4ed8; --media: #be185d;
-  --bad: #b91c1c; font: 10.5px system-ui, sans-serif; background: var(--surface); }
-@media (prefers-color-scheme: dark) { .sgl-lanes-picture { --ink: #e8eaee; --soft: #9aa3b2;
-  --surface: #191d24; --text: #77808f; --gen: #2cc5b5; --select: #c99bff; --tool: #f0a03c;
-  --variable: #82aaff; --media: #f472b6; --bad: #ff7a70; } }
-.sgl-lanes-picture text { fill: var(--ink); paint-order: stroke; stroke: var(--surface);
-  stroke-width: 3px; stroke-linejoin: round; }
-.sgl-lanes-picture .lane-label { fill: var(--soft); }
-.sgl-lanes-picture .wire { fill: none; stroke: var(--soft); stroke-width: 1.3; }
-.sgl-lanes-picture .discarded { opacity: .45; }
-.sgl-lanes-picture .discarded .wire { stroke-dasharray: 4 3; }
-.sgl-lanes-picture .cross { stroke: var(--bad); stroke-width: 2.4; fill: none; }
-.sgl-lanes-picture .more { fill: var(--soft); }
-"""
+@dataclass(frozen=True)
+class _Shape:
+    """A wire (`path`), words, the cross of a failed branch, or the block of an operation, at
+    (`x`, `y`); pale if its branch is discarded."""
+
+    is_pale: bool
+    x: float = 0
+    y: float = 0
+    path: str = ""
+    words: str = ""
+    words_kind: str = ""
+    tooltip: str = ""
+    is_cross: bool = False
+    block: str = ""
+    width: float = 0
 
 
 @dataclass
 class _Sheet:
-    """What has been drawn so far, and its size."""
+    """What has been drawn so far, and its size. Wires are below everything else."""
 
-    parts: list[str] = field(default_factory=list)
-    wires: list[str] = field(default_factory=list)
+    wires: list[_Shape] = field(default_factory=list)
+    shapes: list[_Shape] = field(default_factory=list)
     width: float = 0
     num_lanes: int = 0
 
@@ -73,30 +64,16 @@ def fork_tree_svg_of(picture: Picture) -> str:
     """The picture as an ``<svg>`` element, light or dark as the reader's system prefers."""
     sheet = _Sheet()
     _draw_branch(sheet, picture.root, _LEFT, from_wire=None)
-    width, height = sheet.width + _LEFT + 8, _TOP + sheet.num_lanes * _LANE_HEIGHT + 2
-    body = "".join(sheet.wires) + "".join(sheet.parts)
-    # Ids are shared with the rest of the page, so they must differ between pictures.
-    mark = hashlib.blake2s(body.encode(), digest_size=5).hexdigest()
-    patterns = "".join(
-        f'<pattern id="sgl-{kind}-{mark}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<g style="fill: var(--{kind}); stroke: var(--{kind})" stroke-width=".9" '
-        f'fill-opacity=".7" stroke-opacity=".7">{shape}</g></pattern>'
-        for kind, shape in _PATTERNS.items()
-    )
-    fills = "".join(
-        f".sgl-lanes-{mark} .{kind} {{ stroke: var(--{kind}); "
-        f"fill: color-mix(in srgb, var(--{kind}) 17%, var(--surface)); }}"
-        + (
-            f".sgl-lanes-{mark} .{kind}-over {{ fill: url(#sgl-{kind}-{mark}); }}"
-            * (kind != "text")
-        )
-        for kind in _KINDS
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="sgl-lanes-picture sgl-lanes-{mark}" '
-        f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" role="img" '
-        f'aria-label="fork and join: {len(picture.all_branches)} prompts">'
-        f"<style>{_STYLE}{fills}</style><defs>{patterns}</defs>{body}</svg>"
+    shapes = [*sheet.wires, *sheet.shapes]
+    return rendered(
+        "lanes.svg",
+        shapes=shapes,
+        # Ids are shared with the rest of the page, so they must differ between pictures.
+        mark=hashlib.blake2s(repr(shapes).encode(errors="replace"), digest_size=5).hexdigest(),
+        width=round(sheet.width + _LEFT + 8),
+        height=_TOP + sheet.num_lanes * _LANE_HEIGHT + 2,
+        block_height=_BLOCK_HEIGHT,
+        num_prompts=len(picture.all_branches),
     )
 
 
@@ -107,49 +84,44 @@ def _draw_branch(
     lane's number."""
     lane = sheet.take_lane()
     y = _middle_of(lane)
-    dim = ' class="discarded"' if branch.status == "discarded" else ""
+    pale = branch.status == "discarded"
     if from_wire is not None:
-        sheet.wires.append(f"<g{dim}>{_wire(from_wire, (x, lane))}</g>")
-    sheet.parts.append(f"<g{dim}>")
-    label = escaped(branch.label or "main")
-    sheet.parts.append(f'<text class="lane-label" x="{x:.1f}" y="{y - 13}">{label}</text>')
+        sheet.wires.append(_Shape(pale, path=_wire(from_wire, (x, lane))))
+    label = branch.label or "main"
+    sheet.shapes.append(_Shape(pale, x, y - 13, words=label, words_kind="lane-label"))
     begin, ends = x, dict[str, tuple[float, int]]()
     for block in branch.blocks:
         match block:
             case Turn(role, pieces):
                 for piece in pieces:
-                    x = _draw_piece(sheet, piece, role, x, y)
+                    shape = _block_of(piece, role, x, y, pale)
+                    sheet.shapes.append(shape)
+                    x += shape.width + 2
             case Fork(branches):
-                sheet.parts.append("</g>")
                 for child in branches[:MAX_LANES]:
                     ends[child.label] = _draw_branch(sheet, child, x + _GAP, (x, lane))
                 if len(branches) > MAX_LANES:
                     more = f"and {len(branches) - MAX_LANES:,} more"
-                    y_more = _middle_of(sheet.take_lane())
-                    sheet.parts.append(
-                        f'<text class="more" x="{x + _GAP:.1f}" y="{y_more + 4}">{more}</text>'
+                    y_more = _middle_of(sheet.take_lane()) + 4
+                    sheet.shapes.append(
+                        _Shape(pale, x + _GAP, y_more, words=more, words_kind="more")
                     )
-                sheet.parts.append(f"<g{dim}>")
                 x += 6
             case Join(labels):
                 back = [ends[label] for label in labels if label in ends]
                 x = max([x, *(end for end, _ in back)]) + _GAP
-                sheet.wires += [f"<g{dim}>{_wire(end, (x, lane))}</g>" for end in back]
+                sheet.wires += [_Shape(pale, path=_wire(end, (x, lane))) for end in back]
                 x += 4
     if branch.error is not None and branch.status == "failed":
-        sheet.parts.append(
-            f'<path class="cross" d="M{x + 5:.1f} {y - 5}l10 10m0 -10l-10 10">'
-            f"<title>{escaped(branch.error)}</title></path>"
-        )
+        sheet.shapes.append(_Shape(pale, x + 5, y - 5, is_cross=True, tooltip=branch.error))
         x += 20
     elif branch.status in ("running", "waiting"):
-        tooltip = escaped(branch.busy or branch.status)
-        sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3}">…<title>{tooltip}</title></text>')
+        tooltip = branch.busy or branch.status
+        sheet.shapes.append(_Shape(pale, x + 5, y + 3, words="…", tooltip=tooltip))
         x += 18
-    sheet.parts.append("</g>")
     if x > begin:
-        sheet.wires.append(f'<g{dim}><path class="wire" d="M{begin:.1f} {y}H{x:.1f}"/></g>')
-    sheet.width = max(sheet.width, x, begin + 6.2 * len(branch.label or "main"))
+        sheet.wires.append(_Shape(pale, path=f"M{begin:.1f} {y}H{x:.1f}"))
+    sheet.width = max(sheet.width, x, begin + 6.2 * len(label))
     return x, lane
 
 
@@ -162,31 +134,23 @@ def _wire(begin: tuple[float, int], end: tuple[float, int]) -> str:
     y0, y1 = _middle_of(lane0), _middle_of(lane1)
     near = x0 if lane1 > lane0 else x1 - _GAP  # the vertical part is next to the parent
     return (
-        f'<path class="wire" d="M{x0:.1f} {y0}H{near:.1f}'
+        f"M{x0:.1f} {y0}H{near:.1f}"
         f"C{near + _GAP * 0.8:.1f} {y0} {near + _GAP * 0.2:.1f} {y1} {near + _GAP:.1f} {y1}"
-        f'H{x1:.1f}"/>'
+        f"H{x1:.1f}"
     )
 
 
-def _draw_piece(sheet: _Sheet, piece: Piece, role: str | None, x: float, y: float) -> float:
-    """Draw a block at `x`. Returns where the next one starts."""
-    text = piece.text
+def _block_of(piece: Piece, role: str | None, x: float, y: float, pale: bool) -> _Shape:
+    """The block of an operation, with as much of its name as fits."""
+    text, name = piece.text, visible(piece.name or "")
     width = 24.0 if piece.media is not None and not text else min(12 + 3.2 * sqrt(len(text)), 190.0)
-    name = visible(piece.name or "")
-    if piece.kind != "text" and name:
-        width = max(width, min(10 + 6.4 * len(name), 130.0))
-    shown = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
-    tooltip = "\n".join(
-        filter(None, [f"{role or ''} {piece.kind} {name}".strip(), *piece.facts, shown])
-    )
-    top = y - _BLOCK_HEIGHT / 2
-    box = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BLOCK_HEIGHT}" rx="3"'
-    sheet.parts.append(f'<g><title>{escaped(tooltip)}</title><rect class="{piece.kind}" {box}/>')
-    if piece.kind != "text":
-        sheet.parts.append(f'<rect class="{piece.kind}-over" {box}/>')
-    if piece.kind != "text" and name:
+    if piece.kind == "text":
+        label = ""
+    else:
+        width = max(width, min(10 + 6.4 * len(name), 130.0)) if name else width
         fits = max(1, int((width - 8) / 6.2))
         label = name if len(name) <= fits else name[: fits - 1] + "…"
-        sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3.5}">{escaped(label)}</text>')
-    sheet.parts.append("</g>")
-    return x + width + 2
+    shown = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
+    title = f"{role or ''} {piece.kind} {name}".strip()
+    tooltip = "\n".join(filter(None, [title, *piece.facts, shown]))
+    return _Shape(pale, x, y, block=piece.kind, width=width, words=label, tooltip=tooltip)

@@ -23,9 +23,9 @@ from sgl_vllm.lang.views.picture import (
     Piece,
     Turn,
     join_line,
-    visible,
 )
 from sgl_vllm.lang.views.svg import MAX_LANES
+from sgl_vllm.pages import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -30,8 +30,9 @@ from sgl_vllm.lang.transcript import Timing
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS, fragment_of
-from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Slice, Turn, visible
+from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Slice, Turn
 from sgl_vllm.lang.views.timings import MAX_BARS, duration
+from sgl_vllm.pages import visible
 from tests.unit.lang.scripted import ScriptedBackend
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&\x00\x1b[31m\u202e'
