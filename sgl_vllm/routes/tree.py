@@ -1,16 +1,14 @@
 """The radix tree for programs (`GET /v1/sgl/tree`) and for people (`GET /sgl/tree`).
 
-Owns the routes and the detokenizing. The shape comes from the engines; the page is one static file
-that holds no data and asks the first route, which `--api-key` guards.
+Owns the routes and the detokenizing. The shape comes from the engines; the page is the template
+`tree.html`, which holds no data and asks the first route, which `--api-key` guards.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any  # Any: JSON
 
 from fastapi import APIRouter, Query, Request
@@ -19,14 +17,18 @@ from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from sgl_vllm.pages import FOLDER, rendered
 from sgl_vllm.routes.bodies import OneSentence
 from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.routes.engines import ask_engines
 
 router = APIRouter(tags=["sgl-vllm"], route_class=OneSentence)
 
-PAGE = Path(__file__).with_name("tree.html")
-HISTORY = Path(__file__).with_name("history.js")
+SCRIPTS = (
+    *("words", "history", "server", "cases", "model"),
+    *("panels", "boxes", "strips", "details", "moving"),
+)
+"""In `pages/tree`: the page's script, in the order in which its parts need each other."""
 MAX_NODES = 10_000
 MAX_TEXT_TOKENS = 4096
 
@@ -112,10 +114,10 @@ def prefers_html(accept: str) -> bool:
 @cache
 def _page() -> tuple[str, str]:
     """The page, and a policy that lets exactly its own script run and reach its own server."""
-    page = PAGE.read_text().replace("// history.js\n", HISTORY.read_text())
-    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    files = (FOLDER / "tree" / f"{name}.js" for name in SCRIPTS)
+    script = '"use strict";\n' + "\n".join(file.read_text("utf-8") for file in files)
+    page = rendered("tree.html", script=script)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "

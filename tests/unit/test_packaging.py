@@ -171,6 +171,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Pa
         files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
         found = {path.relative_to(ROOT) for path in files if path.suffix != ".pyc"}
         assert {f"sgl_vllm/shipped/{path}" for path in found} <= set(names)
+    pages = {path for path in (ROOT / "sgl_vllm" / "pages").rglob("*.*") if path.suffix != ".pyc"}
+    assert {str(path.relative_to(ROOT)) for path in pages} <= set(names)
+    assert "sgl_vllm/pages/tree/tree.css" in names
     shipped = "sgl_vllm/shipped/benchmarks/"
     assert {f"{shipped}report/page.html", f"{shipped}results/counts.json"} <= set(names)
 
