@@ -1,0 +1,413 @@
+"""Views of a program's state while it runs: what there is so far, and views that follow the run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import queue
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import Usage, branch_name
+from sgl_vllm.lang.errors import ProgramError
+from sgl_vllm.lang.transcript import Timing
+from sgl_vllm.lang.view import picture_of
+from sgl_vllm.lang.views import live as view_live
+from sgl_vllm.lang.views.html import fragment_of
+from sgl_vllm.lang.views.picture import Branch, Fork, Picture, Piece, Turn
+from sgl_vllm.lang.views.timings import MAX_BARS, duration
+from tests.unit.lang.parsed_html import Parsed, slices
+from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.test_view import every_kind, printed, ran, two_endings, weather, writing
+
+
+def test_a_running_program_is_shown_with_what_has_come() -> None:
+    halfway, on = threading.Event(), threading.Event()
+
+    class Halting(ScriptedBackend):
+        async def generate(self, request):
+            request.watch("half", 1)
+            halfway.set()
+            while not on.is_set():
+                await asyncio.sleep(0.002)
+            return await super().generate(request)
+
+    state = ran(
+        writing(sgl.user("Question?") + sgl.assistant(sgl.gen("answer"))),
+        Halting(lambda _: " done"),
+        stream=True,
+    )
+    assert halfway.wait(10)
+    try:
+        fragment = state._repr_html_()
+        parsed = Parsed(fragment)
+        assert "running for " in parsed.texts("sgl-heading")[0]
+        assert "running: gen 'answer'" in parsed.texts("sgl-view")[0]
+        assert slices(fragment, "sgl-gen-kind") == ["half"]
+        assert parsed.texts("sgl-name") == ["answer …"]
+        assert "[gen answer …]half" in printed(state)
+        ElementTree.fromstring(sgl.fork_tree_svg(state))
+    finally:
+        on.set()
+    state.sync()
+    assert "half" not in slices(state._repr_html_(), "sgl-gen-kind")
+    assert "done in " in Parsed(state._repr_html_()).texts("sgl-heading")[0]
+    ended_s = [picture_of(state).elapsed_s, picture_of(state).elapsed_s]
+    assert ended_s[0] == ended_s[1], "the time goes on after the end"
+
+
+def test_the_time_of_a_failed_run_is_that_of_its_failure() -> None:
+    def failing(s):
+        s += sgl.tool("pause", lambda: time.sleep(0.05)) + sgl.tool("broken", lambda: 1 / 0)
+
+    state = ran(failing, stream=True)
+    with pytest.raises(ProgramError):
+        state.sync()
+    assert "failed after " in Parsed(state._repr_html_()).texts("sgl-heading")[0]
+    picture = picture_of(state)
+    (pause,) = (piece.timing for piece in picture.root.pieces if piece.name == "pause")
+    assert pause is not None and picture.elapsed_s is not None
+    assert 0 <= pause.begin_s <= pause.end_s - 0.05 < pause.end_s <= picture.elapsed_s
+
+
+def test_timings_are_the_longest_in_their_order_each_of_them_once() -> None:
+    def times_of(picture: Picture) -> list[str]:
+        return Parsed(fragment_of(picture)).texts("sgl-timed")
+
+    pieces = tuple(
+        Piece("gen", (), f"g{n}", timing=Timing(n, n + 1 + n % 7)) for n in range(MAX_BARS + 6)
+    )
+    many = Picture(Branch("", "done", (Turn(None, pieces),), 0), Usage(), elapsed_s=80)
+    shortest = [n for n in range(MAX_BARS + 6) if n % 7 == 0][-6:]
+    assert times_of(many) == [f"g{n}" for n in range(MAX_BARS + 6) if n not in shortest]
+    assert "and 6 shorter ones" in fragment_of(many) and "done in 80.0 s" in fragment_of(many)
+
+    root = picture_of(ran(two_endings)).root
+    (fork,) = root.forks  # the prompt may go on as one of its branches
+    continued = Turn(None, tuple(fork.branches[1].pieces))
+    picture = Picture(replace(root, blocks=(*root.blocks, continued)), Usage())
+    assert sorted(times_of(picture)) == ["ending fork[0]", "ending fork[1]", "last", "story"]
+    assert not Parsed(ran(writing("constant"))._repr_html_()).of_class("sgl-timings")
+    durations = [duration(seconds) for seconds in (0.0004, 0.45, 2.314, 75.25, 744)]
+    assert durations == ["0 ms", "450 ms", "2.31 s", "75.2 s", "12.4 min"]
+
+
+def test_every_moment_of_a_run_can_be_drawn() -> None:
+    async def shortly(request) -> None:
+        await asyncio.sleep(0.05)
+
+    def busy(s):
+        for number in range(12):
+            s += f" {number}" + sgl.gen(f"x{number}")
+            forks = s.fork(3)
+            forks += sgl.gen("a") + sgl.tool(f"t{number}", weather) + sgl.select("b", ["c", "d"])
+            forks[0].fork(2).__iadd__(sgl.gen("e"))
+            if number % 3 == 0:
+                forks.first(lambda branch: True)
+            forks.join("gather_variable" if number % 2 else "concate_and_append")
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        state = ran(busy, ScriptedBackend(before=shortly), stream=True)
+        lengths = []
+        while not view_live._has_ended(state._stream):
+            picture = picture_of(state)
+            lengths.append(sum(b.num_chars for b in picture.all_branches if b.label == ""))
+            if len(lengths) % 10 == 1:
+                Parsed(state._repr_html_())
+                ElementTree.fromstring(sgl.fork_tree_svg(state))
+                printed(state)
+        state.sync()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert len(set(lengths)) > 10
+    assert lengths == sorted(lengths)
+    root = picture_of(state).root
+    assert sum(isinstance(block, Fork) for block in root.blocks) == 12
+    assert "".join(piece.text for piece in root.pieces) == state.text()
+
+
+# --- live ----------------------------------------------------------------------------------------
+
+
+def followed(state: sgl.ProgramState) -> list[Picture]:
+    drawn: list[Picture] = []
+    view_live.follow(state._stream, drawn.append)
+    return drawn
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+def is_generating(picture: Picture, label: str) -> bool:
+    return any(
+        branch.label == label and branch.status == "running" and "gen" in (branch.busy or "")
+        for branch in picture.all_branches
+    )
+
+
+def nothing_in(drawn: queue.Queue[Picture]) -> bool:
+    """Whether no picture is drawn now, or in the next moment."""
+    try:
+        drawn.get(timeout=0.05)
+    except queue.Empty:
+        return True
+    return False
+
+
+class Gate:
+    """Holds a backend in the middle of an answer until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    async def __call__(self, request: object) -> None:
+        self.reached.set()
+        while not self._open.is_set():
+            await asyncio.sleep(0.002)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class ManualClock:
+    """A clock that stands still until it is advanced, or until it runs: then sleeping ends at
+    once, at a later time."""
+
+    def __init__(self) -> None:
+        self.asleep = threading.Event()
+        self._now_s = 0.0
+        self._is_running = False
+        self._changed = threading.Condition()
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        with self._changed:
+            end_s = self._now_s + seconds
+            self.asleep.set()
+            assert self._changed.wait_for(lambda: self._is_running or self._now_s >= end_s, 20)
+            self.asleep.clear()
+            self._now_s = max(self._now_s, end_s)
+
+    def advance(self, seconds: float) -> None:
+        with self._changed:
+            self._now_s += seconds
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        with self._changed:
+            self._is_running = True
+            self._changed.notify_all()
+
+
+def test_following_draws_all_branches_and_ends_with_the_end() -> None:
+    drawn: list[Picture] = []
+
+    async def once_drawn(request) -> None:
+        label = branch_name.get()
+        await until(lambda: any(is_generating(picture, label) for picture in list(drawn)))
+
+    state = ran(two_endings, ScriptedBackend(before=once_drawn), stream=True)
+    view_live.follow(state._stream, drawn.append)
+    last = drawn[-1]
+    assert last == picture_of(state)
+    assert [branch.label for branch in last.all_branches] == ["", "fork[0]", "fork[1]"]
+    assert last.root.status == "done"
+    for label in ("", "fork[0]", "fork[1]"):
+        assert any(is_generating(picture, label) for picture in drawn[:-1])
+
+
+def test_following_shows_new_text_of_one_branch_while_all_others_wait() -> None:
+    shown: list[str] = []
+
+    def is_shown(text: str) -> bool:
+        return text in list(shown)
+
+    class Halting(ScriptedBackend):
+        async def generate(self, request):
+            for piece, text in (("ha", "ha"), ("lf", "half")):
+                request.watch(piece, None)
+                await until(functools.partial(is_shown, text))
+            return await super().generate(request)
+
+    @sgl.function
+    def forked(s):
+        s += "x"
+        forks = s.fork(1)
+        forks += sgl.gen("a")
+        forks.join()
+
+    def draw(picture: Picture) -> None:
+        shown.extend(piece.text for branch in picture.all_branches for piece in branch.pieces)
+
+    state = forked.run(backend=Halting(), stream=True)
+    view_live.follow(state._stream, draw)
+    state.sync()
+    assert {"ha", "half"} <= set(shown)
+
+
+def test_following_draws_at_most_eight_times_a_second_and_not_while_nothing_happens() -> None:
+    gate = Gate()
+
+    class Chatty(ScriptedBackend):
+        async def generate(self, request):
+            for _ in range(300):
+                request.watch("x", None)
+                await asyncio.sleep(0)
+            await gate(request)
+            return await super().generate(request)
+
+    @sgl.function
+    def asking(s):
+        s += "?" + sgl.gen("answer")
+
+    state = asking.run(backend=Chatty(), stream=True)
+    clock = ManualClock()
+    drawn: queue.Queue[Picture] = queue.Queue()
+    follow = functools.partial(view_live.follow, state._stream, drawn.put, clock)
+    thread = threading.Thread(target=follow)
+    thread.start()
+    drawn.get(timeout=20)  # the first picture, at 0 s
+    assert gate.reached.wait(20) and clock.asleep.wait(20)
+    clock.advance(0.124)
+    assert nothing_in(drawn)  # although 300 pieces of text have arrived
+    clock.advance(0.001)
+    assert drawn.get(timeout=20).root.num_chars == 1 + 300
+    assert nothing_in(drawn)
+    clock.advance(60)
+    assert nothing_in(drawn)  # because no more text has arrived
+    gate.open()
+    clock.run()
+    thread.join(20)
+    assert drawn.get(timeout=20) is not None
+
+
+def test_following_an_ended_run_draws_it_and_returns() -> None:
+    state = ran(two_endings)
+    assert followed(state)[-1] == picture_of(state)
+
+
+def test_following_a_failed_run_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    @sgl.function
+    def failing(s):
+        s += "?" + sgl.gen("number", dtype=int)
+        raise RuntimeError("never mind")
+
+    state = failing.run(backend=ScriptedBackend(lambda _: "word"), stream=True)
+    sgl.live(state)
+    assert "RuntimeError: never mind" in capsys.readouterr().out
+
+
+@pytest.fixture
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich redraws nothing in a dumb terminal, such as a CI job may have."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("capable_terminal")
+def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, height=50)
+
+    async def once_drawn(request) -> None:
+        await until(lambda: "running" in output.getvalue())
+
+    state = ran(two_endings, ScriptedBackend(before=once_drawn), stream=True)
+    sgl.live(state, console)
+    written = output.getvalue()
+    assert "running" in written
+    assert "\x1b[2K" in written  # lines are overwritten
+    assert "The end" in written.split("running")[-1]
+
+
+@pytest.mark.usefixtures("capable_terminal")
+def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, height=10)
+    while_running = ""
+
+    async def once_drawn(request) -> None:
+        nonlocal while_running
+        await until(lambda: "line 99" in output.getvalue())
+        while_running = output.getvalue()
+
+    @sgl.function
+    def long(s):
+        s += "".join(f"line {number}\n" for number in range(100))
+        s += sgl.gen("x")
+
+    backend = ScriptedBackend(before=once_drawn, cached_share=0)
+    state = long.run(backend=backend, stream=True)
+    sgl.live(state, console)
+    assert "line 99" in while_running
+    assert "line 5\n" not in while_running
+    at_the_end = output.getvalue()[len(while_running) :]
+    assert "line 5\n" in at_the_end and "line 99" in at_the_end
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What a kernel's display would show: (how, HTML)."""
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, drawn: str) -> None:
+            shown.append(("update", drawn))
+
+    def display(drawn: str, display_id: bool) -> Handle:
+        shown.append(("display", drawn))
+        return Handle()
+
+    module = types.ModuleType("IPython")
+    module.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    displays = types.ModuleType("IPython.display")
+    displays.HTML, displays.display = str, display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", displays)
+    return shown
+
+
+def test_live_in_a_notebook_updates_one_output(notebook: list[tuple[str, str]]) -> None:
+    state = ran(two_endings, stream=True)
+    sgl.live(state)
+    assert [how for how, _ in notebook] == ["display"] + ["update"] * (len(notebook) - 1)
+    assert notebook[-1][1] == state._repr_html_()
+
+
+def test_live_leaves_ipython_alone_outside_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    sgl.live(ran(every_kind), Console(file=io.StringIO()))
+    assert "IPython" not in sys.modules
+
+
+def test_following_leaves_no_listener_behind() -> None:
+    state = ran(two_endings, stream=True)
+    followed(state)
+    assert all(not stream._listeners for stream in state._stream.run.streams)
+
+
+def test_live_on_the_languages_own_loop_is_refused() -> None:
+    @sgl.function
+    async def inside(s):
+        s += "x"
+        sgl.live(s)
+
+    with pytest.raises(RuntimeError, match="event loop"):
+        inside.run(backend=ScriptedBackend())
