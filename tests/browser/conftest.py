@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+
+from tests.browser.tree_tab import Serve, Tab, served
+from tests.fake_engines import FakeEngine, node, tree_answer
 
 CHROMIUM_OPTIONS = [
     "--headless",
@@ -30,3 +34,33 @@ def browser() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
         yield started
         started.close()
+
+
+@pytest.fixture
+def serve(browser) -> Iterator[Serve]:
+    """Serves these engines, and opens the page."""
+    with ExitStack() as stack:
+
+        def serve(*engines: FakeEngine, **options: Any) -> Tab:
+            tab = stack.enter_context(served(browser, *engines, **options))
+            tab.open()
+            return tab
+
+        yield serve
+
+
+@pytest.fixture
+def look_at(serve: Serve) -> Serve:
+    """Serves an engine with these nodes, and opens the page."""
+    return lambda *nodes, **fields: serve(FakeEngine(tree=tree_answer([*nodes], **fields)))
+
+
+@pytest.fixture
+def tab(look_at: Serve) -> Tab:
+    """A tree of 1000 tokens: 600 that two others, of 300 and 100, go on from."""
+    return look_at(
+        node(None, 600, hits=12, num_pinned_blocks=10, num_locked_blocks=10),
+        node(0, 300, num_locked_blocks=2, age_s=180),
+        node(0, 100, wanted=True),
+        num_nodes=3,
+    )
