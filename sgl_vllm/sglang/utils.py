@@ -1,7 +1,9 @@
-"""What SGLang's programs use of `sglang.utils`: files of data and results, and servers."""
+"""What surrounds the programs of SGLang's users: files of data and results, servers, images,
+tokenizers, and the command line of SGLang's benchmarks."""
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import os
@@ -10,13 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+import unittest
+from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any  # Any: JSON
+from typing import TYPE_CHECKING, Any  # Any: JSON, values of programs, and tokenizers
 
 import httpx
 
-from sgl_vllm.sglang.lang.interpreter import ProgramState
+from sgl_vllm.lang.constraints import JsonSchema, schema_constraint
+from sgl_vllm.sglang.backends import BaseBackend, RuntimeEndpoint
+from sgl_vllm.sglang.services import OpenAI
+from sgl_vllm.sglang.states import ProgramState
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def read_jsonl(filename: str) -> list[Any]:
@@ -110,3 +120,100 @@ def terminate_process(process: subprocess.Popen[str]) -> None:
     """End a process of `launch_server_cmd`, and wait until it has ended."""
     process.terminate()
     process.wait()
+
+
+# --- images, tokenizers and patterns (`sglang.srt`) ----------------------------------------------
+
+
+def load_image(source: str | bytes) -> tuple[Image, tuple[int, int]]:
+    """An image and its size (width, height) in pixels, given by a path, a URL or its bytes. Needs
+    the package pillow."""
+    from PIL import Image
+
+    image = Image.open(BytesIO(_content_of(source)))
+    return image, image.size
+
+
+def _content_of(source: str | bytes) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    if source.startswith(("http://", "https://")):
+        return httpx.get(source, follow_redirects=True, timeout=60).raise_for_status().content
+    if source.startswith("data:"):
+        return base64.b64decode(source.partition(",")[2])
+    return Path(source).read_bytes()
+
+
+def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
+    """A tokenizer of the package transformers."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer_name, **options)
+
+
+def build_regex_from_object(schema: JsonSchema, whitespace_pattern: str | None = None) -> str:
+    """A pattern for the documents of a JSON schema, given as for `gen(json_schema=)`, which needs
+    no pattern. Needs the package outlines-core."""
+    from outlines_core.json_schema import build_regex_from_schema
+
+    constraint, _ = schema_constraint(schema)
+    return str(build_regex_from_schema(constraint.text, whitespace_pattern))
+
+
+# --- benchmarks (`sglang.test`) ------------------------------------------------------------------
+
+CustomTestCase = unittest.TestCase
+
+DEFAULT_MODEL_NAME_FOR_TEST = "meta-llama/Llama-3.1-8B-Instruct"
+DEFAULT_SMALL_MODEL_NAME_FOR_TEST = "meta-llama/Llama-3.2-1B-Instruct"
+
+
+def add_common_sglang_args_and_parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Add the options that all of SGLang's benchmarks have, and parse the command line.
+
+    ``--port`` is 30000 by default, SGLang's; vLLM's is 8000.
+    """
+    parser.add_argument("--parallel", type=int, default=64)
+    parser.add_argument("--host", default="http://127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--backend", default="srt")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--result-file", default="result.jsonl")
+    parser.add_argument("--raw-result-file")
+    return parser.parse_args()
+
+
+def select_sglang_backend(args: argparse.Namespace) -> BaseBackend:
+    """The backend that ``--backend`` names: a server ("srt...") or a model of OpenAI's ("gpt-...").
+
+    Raises ValueError for another name.
+    """
+    if args.backend.startswith("srt"):
+        return RuntimeEndpoint(f"{args.host}:{args.port}")
+    if args.backend.startswith("gpt-"):
+        return OpenAI(args.backend)
+    raise ValueError(f"--backend must begin with srt or gpt-, not be {args.backend}")
+
+
+def dump_bench_raw_result(
+    path: str | None, states: Sequence[Any], preds: Sequence[object], labels: Sequence[object]
+) -> None:
+    """Write each state's prompt, its variable "answer", and whether that is right. Does nothing
+    without a path."""
+    if not path:
+        return
+    rows = [
+        {
+            "prompt_id": index,
+            "prompt": state.text().removesuffix(state["answer"]),
+            "output": state["answer"],
+            "correct": bool(preds[index] == labels[index]),
+        }
+        for index, state in enumerate(states)
+    ]
+    Path(path).write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+
+
+def is_in_ci() -> bool:
+    """Whether SGLANG_IS_IN_CI is set to true."""
+    return os.environ.get("SGLANG_IS_IN_CI", "").lower() in ("1", "true")

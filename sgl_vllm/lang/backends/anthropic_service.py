@@ -151,7 +151,7 @@ class Anthropic(ClientBackend):
         sampling = request.sampling
         self.refuse_options(sampling, _LACKING)
         schema = self.schema_of(request)
-        body = self._prompt_body(request.prompt) | _options(sampling)
+        body = self.prompt_body(request.prompt) | _options(sampling)
         if schema is not None:
             if sampling.stop:
                 self.refuse("stop with json_schema", "leave out stop: the document ends by itself")
@@ -175,7 +175,7 @@ class Anthropic(ClientBackend):
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ChoiceAnswer:
-        body = self._prompt_body(prompt)
+        body = self.prompt_body(prompt)
         self._force_tool(body, prompt, "select", choice_schema(choices))
         self.warn_that_it_chooses("a tool that accepts nothing else")
         body["max_tokens"] = _SELECT_MAX_TOKENS
@@ -185,7 +185,7 @@ class Anthropic(ClientBackend):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _prompt_body(self, prompt: Prompt) -> Json:
+    def prompt_body(self, prompt: Prompt) -> Json:
         if not isinstance(prompt, ChatPrompt):
             self.refuse(
                 "a prompt without roles", "put the text into turns (s.user(...), s.assistant(...))"

@@ -11,9 +11,8 @@ import pytest
 
 import sgl_vllm as core
 import sgl_vllm.sglang as sgl
-from sgl_vllm.sglang import deprecation, launch_server, server_args
-from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
-from sgl_vllm.sglang.lang.chat_template import get_chat_template
+from sgl_vllm.sglang import backends, launch_server
+from sgl_vllm.sglang.backends import BaseBackend, get_chat_template
 from tests.unit.lang.conftest import FakeServer
 from tests.unit.lang.services import ANTHROPIC_ROUTES, OPENAI_ROUTES, Service, serving
 
@@ -31,7 +30,7 @@ def chat(s):
 
 @pytest.fixture(autouse=True)
 def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deprecation, "_warned", set())
+    monkeypatch.setattr(backends, "_warned", set())
 
 
 # --- a server ------------------------------------------------------------------------------------
@@ -170,9 +169,9 @@ def test_a_runtime_needs_a_model() -> None:
 
 def test_an_argument_without_an_option_of_vllms_is_ignored_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="no option for schedule_policy, which is ignored$"):
-        found = server_args.model_and_arguments({"model_path": "m", "schedule_policy": "lpm"})
+        found = launch_server.model_and_arguments({"model_path": "m", "schedule_policy": "lpm"})
     with pytest.warns(UserWarning, match=r"no option for tp_sise, .*; did you mean tp_size\?$"):
-        server_args.model_and_arguments({"model_path": "m", "tp_sise": 2})
+        launch_server.model_and_arguments({"model_path": "m", "tp_sise": 2})
     assert found == ("m", ["--enable-prompt-tokens-details"])
 
 
@@ -312,7 +311,7 @@ def test_gemini_is_called_at_googles_endpoint(
 ) -> None:
     monkeypatch.delenv("GCP_PROJECT_ID", raising=False)
     monkeypatch.setenv("GEMINI_API_KEY", "k")
-    monkeypatch.setattr("sgl_vllm.sglang.lang.backend.vertexai.GEMINI_URL", f"{openai.url}/v1")
+    monkeypatch.setattr("sgl_vllm.sglang.services.GEMINI_URL", f"{openai.url}/v1")
     assert complete.run(backend=sgl.VertexAI("gemini-pro"))["word"] == "fine"
     ((_, body, headers),) = openai.requests
     assert body["messages"] == [{"role": "user", "content": "Say: "}]

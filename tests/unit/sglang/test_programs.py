@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import sgl_vllm as core
 import sgl_vllm.sglang as sgl
-from sgl_vllm.sglang.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from sgl_vllm.sglang.choices import ChoicesDecision, ChoicesSamplingMethod
 from tests.unit.lang.conftest import FakeServer
 
 # --- text and turns ------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from pydantic import BaseModel
 
 import sgl_vllm.sglang as sgl
 from sgl_vllm.sglang import utils
-from sgl_vllm.sglang.lang.backend.openai import OpenAI
-from sgl_vllm.sglang.test import doc_patch, test_utils
 from tests.unit.lang.conftest import FakeServer
 
 PIXEL = base64.b64decode(
@@ -30,7 +28,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch, *words: str) -> argparse.Namespace:
     monkeypatch.setattr(sys, "argv", ["bench.py", *words])
     parser = argparse.ArgumentParser()
     parser.add_argument("--num-questions", type=int, default=2)
-    return test_utils.add_common_sglang_args_and_parse(parser)
+    return utils.add_common_sglang_args_and_parse(parser)
 
 
 # --- a benchmark, from its command line to its files ---------------------------------------------
@@ -51,7 +49,7 @@ def test_a_benchmark_runs_from_its_command_line_to_its_files(
     )
     url, _, port = server.url.rpartition(":")
     args = parsed(monkeypatch, "--host", url, "--port", port, "--parallel", "2")
-    backend = test_utils.select_sglang_backend(args)
+    backend = utils.select_sglang_backend(args)
     sgl.set_default_backend(backend)
 
     lines = utils.read_jsonl(str(tmp_path / "questions.jsonl"))[: args.num_questions]
@@ -64,7 +62,7 @@ def test_a_benchmark_runs_from_its_command_line_to_its_files(
     preds = [state["answer"] for state in states]
     utils.dump_state_text(str(tmp_path / "states.txt"), [*states, "a text"])
     raw = tmp_path / "raw.jsonl"
-    test_utils.dump_bench_raw_result(str(raw), states, preds, ["2", "3"])
+    utils.dump_bench_raw_result(str(raw), states, preds, ["2", "3"])
 
     assert preds == ["2", "2"]
     assert backend.model_info["model_path"] == "fake"  # type: ignore[attr-defined]
@@ -84,13 +82,13 @@ def test_a_benchmark_runs_from_its_command_line_to_its_files(
 
 def test_the_backend_of_a_benchmark_is_named_on_its_command_line(monkeypatch) -> None:
     args = parsed(monkeypatch, "--backend", "gpt-4")
-    assert isinstance(test_utils.select_sglang_backend(args), OpenAI)
+    assert isinstance(utils.select_sglang_backend(args), sgl.OpenAI)
     with pytest.raises(ValueError, match="must begin with srt or gpt-"):
-        test_utils.select_sglang_backend(parsed(monkeypatch, "--backend", "other"))
+        utils.select_sglang_backend(parsed(monkeypatch, "--backend", "other"))
 
 
 def test_the_raw_results_are_written_only_when_asked_for() -> None:
-    test_utils.dump_bench_raw_result(None, [], [], [])
+    utils.dump_bench_raw_result(None, [], [], [])
 
 
 # --- files and requests --------------------------------------------------------------------------
@@ -122,7 +120,7 @@ def test_the_url_of_a_server_has_a_scheme(host: str) -> None:
 def test_a_command_that_starts_sglangs_server_starts_vllms(monkeypatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(utils.subprocess, "Popen", lambda words, text: started.append(words))
-    _, port = doc_patch.launch_server_cmd("python3 -m sglang.launch_server \\\n --model-path m")
+    _, port = utils.launch_server_cmd("python3 -m sglang.launch_server \\\n --model-path m")
     assert started == [
         [
             *(sys.executable, "-m", "sgl_vllm.sglang.launch_server"),
@@ -147,13 +145,11 @@ def test_waiting_for_a_server_ends() -> None:
 
 
 def test_an_image_is_loaded_with_its_size(tmp_path: Path) -> None:
-    from sgl_vllm.sglang.srt.utils import load_image
-
     path = tmp_path / "pixel.png"
     path.write_bytes(PIXEL)
     encoded = utils.encode_image_base64(str(path))
     for source in (str(path), PIXEL, f"data:image/png;base64,{encoded}"):
-        image, size = load_image(source)
+        image, size = utils.load_image(source)
         assert size == image.size == (1, 1)
 
 
@@ -163,16 +159,12 @@ class Wizard(BaseModel):
 
 
 def test_a_pattern_of_a_model_matches_its_documents() -> None:
-    from sgl_vllm.sglang.srt.constrained.outlines_backend import build_regex_from_object
-
-    pattern = build_regex_from_object(Wizard)
+    pattern = utils.build_regex_from_object(Wizard)
     assert re.fullmatch(pattern, '{"name": "Ged", "age": 13}')
     assert not re.fullmatch(pattern, '{"name": "Ged"}')
 
 
 def test_the_tokenizer_of_a_model_is_that_of_transformers(monkeypatch) -> None:
-    from sgl_vllm.sglang.srt import hf_transformers_utils
-
     class AutoTokenizer:
         @staticmethod
         def from_pretrained(name: str, **options: Any) -> Any:
@@ -181,7 +173,7 @@ def test_the_tokenizer_of_a_model_is_that_of_transformers(monkeypatch) -> None:
     module = types.ModuleType("transformers")
     vars(module)["AutoTokenizer"] = AutoTokenizer
     monkeypatch.setitem(sys.modules, "transformers", module)
-    found: Any = hf_transformers_utils.get_tokenizer("m", trust_remote_code=True)
+    found: Any = utils.get_tokenizer("m", trust_remote_code=True)
     assert found == ("m", {"trust_remote_code": True})
 
 

@@ -1,4 +1,4 @@
-"""SGLang's `sglang.lang.api`: the functions that programs are made of, with SGLang's meanings."""
+"""SGLang's functions that programs are made of, where their meaning differs from `sgl_vllm`'s."""
 
 from __future__ import annotations
 
@@ -11,72 +11,25 @@ from typing import Any, overload  # Any: arguments of the user's function, and J
 
 from sgl_vllm.lang import api as core
 from sgl_vllm.lang import settings
-from sgl_vllm.lang.api import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    image,
-    separate_reasoning,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-    video,
-)
 from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Choices, Reader, choices_of
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.settings import global_config
-from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
-from sgl_vllm.sglang.lang.backend.runtime_endpoint import Runtime, server_info_of
-from sgl_vllm.sglang.lang.choices import (
-    ChoicesSamplingMethod,
-    as_core_method,
-    token_length_normalized,
-)
-from sgl_vllm.sglang.lang.ir import SglFunction
-
-__all__ = [
-    "Runtime",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "image",
-    "select",
-    "separate_reasoning",
-    "set_default_backend",
-    "system",
-    "system_begin",
-    "system_end",
-    "user",
-    "user_begin",
-    "user_end",
-    "video",
-]
+from sgl_vllm.sglang.backends import BaseBackend, server_info_of
+from sgl_vllm.sglang.choices import ChoicesSamplingMethod, as_core_method, token_length_normalized
+from sgl_vllm.sglang.programs import SglFunction
 
 _GEN = inspect.signature(core.gen)
 
 
 @overload
 def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> SglFunction: ...
-
-
 @overload
 def function(
     func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
-
-
 @suggests
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
@@ -119,20 +72,18 @@ def _read_or_text(read: Reader, text: str) -> object:
         return text
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, **sampling: Any
+) -> Gen | Select:
     """`gen` of an integer: the variable is its text."""
-    return _gen_of(int, name, max_tokens, sampling)
+    return gen(name, max_tokens, dtype=int, **sampling)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, **sampling: Any
+) -> Gen | Select:
     """`gen` of a string: the variable is its text, with the double quotes."""
-    return _gen_of(str, name, max_tokens, sampling)
-
-
-def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dict[str, Any]) -> Gen:
-    expr = gen(name, max_tokens, dtype=dtype, **sampling)
-    assert isinstance(expr, Gen)
-    return expr
+    return gen(name, max_tokens, dtype=str, **sampling)
 
 
 @suggests

@@ -1,50 +1,14 @@
-"""SGLang's `sglang.lang.ir`: programs, expressions and patterns under SGLang's names."""
+"""SGLang's programs and the graphs of their traces."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, Unpack  # Any: arguments of the user's function
+from dataclasses import dataclass, fields
+from typing import Any, Self, Unpack  # Any: arguments of the user's function
 
 from sgl_vllm.lang.function import FunctionProgram
-from sgl_vllm.lang.ir import Expr as SglExpr
-from sgl_vllm.lang.ir import ExprList as SglExprList
-from sgl_vllm.lang.ir import Gen as SglGen
-from sgl_vllm.lang.ir import RoleBegin as SglRoleBegin
-from sgl_vllm.lang.ir import RoleEnd as SglRoleEnd
-from sgl_vllm.lang.ir import Select as SglSelect
-from sgl_vllm.lang.ir import Show as SglImage
-from sgl_vllm.lang.ir import Show as SglVideo
-from sgl_vllm.lang.ir import Text as SglConstantText
-from sgl_vllm.lang.ir import Var as SglVariable
-from sgl_vllm.lang.ir import VarScopeBegin as SglVarScopeBegin
-from sgl_vllm.lang.ir import VarScopeEnd as SglVarScopeEnd
 from sgl_vllm.lang.sampling import Sampling, SamplingDefaults
-from sgl_vllm.lang.sampling import Sampling as SglSamplingParams
-from sgl_vllm.sglang.lang.interpreter import ProgramState
-from sgl_vllm.sglang.lang.tracer import TracedProgram
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.compiler import CompiledProgram
-
-__all__ = [
-    "REGEX_BOOL",
-    "REGEX_FLOAT",
-    "REGEX_INT",
-    "REGEX_STR",
-    "SglConstantText",
-    "SglExpr",
-    "SglExprList",
-    "SglFunction",
-    "SglGen",
-    "SglImage",
-    "SglRoleBegin",
-    "SglRoleEnd",
-    "SglSamplingParams",
-    "SglSelect",
-    "SglVarScopeBegin",
-    "SglVarScopeEnd",
-    "SglVariable",
-    "SglVideo",
-]
+from sgl_vllm.lang.tracing.graph import Graph
+from sgl_vllm.sglang.states import ProgramState
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -89,10 +53,28 @@ class SglFunction(FunctionProgram):
         """As `sgl_vllm.Program.run_batch`, also with `n`, the default of every `gen`."""
         return super(SglFunction, self._with_default_n(kwargs)).run_batch(batch_kwargs, **kwargs)
 
-    def compile(self, /, *args: Any, backend: Any = None, **known: Any) -> CompiledProgram:
-        """As `sgl_vllm.Program.compile`."""
-        return super().compile(*args, **known)
-
     def trace(self, /, *args: Any, backend: Any = None, **known: Any) -> TracedProgram:
         """As `sgl_vllm.Program.trace`."""
-        return TracedProgram.of(super().trace(*args, **known))
+        graph = super().trace(*args, **known)
+        return TracedProgram(**{field.name: getattr(graph, field.name) for field in fields(graph)})
+
+
+@dataclass(frozen=True)
+class TracedProgram(Graph):
+    """A program's graph, with SGLang's `last_node`."""
+
+    @property
+    def last_node(self) -> LastNode:
+        """The end of the program, from which the graph can be shown."""
+        return LastNode(self)
+
+
+@dataclass(frozen=True)
+class LastNode:
+    """The last node of `graph`."""
+
+    graph: Graph
+
+    def print_graph_dfs(self) -> str:
+        """The graph as text."""
+        return str(self.graph)

@@ -7,19 +7,24 @@ kept, `join` gathers only names that are new to the parent, and `get_meta_info` 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any  # Any: values of the user's types
+from typing import Any  # Any: values of the user's types, and JSON
 
-from sgl_vllm.lang.backends.base import Usage
+from sgl_vllm.lang.backends.base import TokenLogprob, Usage
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Expr, Role, VariableExpr, name_of
-from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.state import ProgramState as CoreState
-from sgl_vllm.lang.transcript import SpanKind, Transcript
-from sgl_vllm.sglang.lang.meta_info import sglang_meta_info
+from sgl_vllm.lang.transcript import (
+    GenMeta,
+    MediaMeta,
+    Report,
+    SelectMeta,
+    Transcript,
+    Variable,
+)
 
 
 @dataclass(frozen=True)
@@ -30,23 +35,12 @@ class FreeTranscript(Transcript):
     reads it there, and `messages` shows it there.
     """
 
-    def appended(
-        self,
-        text: str,
-        kind: SpanKind = "text",
-        name: str | None = None,
-        *,
-        forced: tuple[tuple[int, int], ...] = (),
-        usage: Usage | None = None,
-        media: Media | None = None,
-    ) -> Transcript:
+    def appended(self, text: str, *args: Any, **options: Any) -> Transcript:
         if self.role is not None or not self.messages:
-            return super().appended(text, kind, name, forced=forced, usage=usage, media=media)
+            return super().appended(text, *args, **options)
         *before, last = self.messages
         inside = replace(self, role=last.role)
-        after = super(FreeTranscript, inside).appended(
-            text, kind, name, forced=forced, usage=usage, media=media
-        )
+        after = super(FreeTranscript, inside).appended(text, *args, **options)
         return replace(after, role=None, messages=(*before, last.extended(text)))
 
     def turn_begun(self, role: Role) -> Transcript:
@@ -86,8 +80,11 @@ class ProgramState(CoreState):
         """How variable `name` was made, with SGLang's names: `id`, `finish_reason`,
         `prompt_tokens`, `completion_tokens`, `cached_tokens`, and `output_token_logprobs`,
         `output_top_logprobs`, `input_token_logprobs` and `input_top_logprobs`, which are empty
-        unless they were asked for."""
-        return sglang_meta_info(self._variable(name_of(name)))
+        unless they were asked for. Empty for a value that the program set itself.
+
+        Tokens are ``(logprob, token id, text)``; the id is None, because OpenAI's API does not
+        return it."""
+        return _meta_info(self._variable(name_of(name)))
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -115,40 +112,42 @@ class ProgramState(CoreState):
 
 
 class StreamExecutor:
-    """What programs read of SGLang's executor. Each attribute is what has run so far."""
+    """What programs read of SGLang's executor: what has run so far, without waiting, and the
+    methods of `ProgramState`."""
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
+        self._stream = state._stream
         self.sid = state._stream.run.id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
 
     @property
     def text_(self) -> str:
-        """The text so far; does not wait."""
-        return self._state._stream.snapshot().text
+        """The text so far."""
+        return self._stream.snapshot().text
 
     @property
     def messages_(self) -> list[dict[str, Any]]:
-        """The turns so far; does not wait."""
-        transcript = self._state._stream.snapshot().transcript
+        """The turns so far."""
+        transcript = self._stream.snapshot().transcript
         return [message.as_dict() for message in transcript.all_messages()]
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables whose values exist; does not wait."""
-        variables = self._state._stream.variables.items()
-        done = {name: future for name, future in variables if future.done()}
+        """The variables whose values exist."""
         return {
             name: future.result().value
-            for name, future in done.items()
-            if future.exception() is None
+            for name, future in dict(self._stream.variables).items()
+            if future.done() and future.exception() is None
         }
 
     @property
     def variable_event(self) -> dict[str, threading.Event]:
         """An event for each variable, which is set when its value exists or its `gen` has
         failed."""
-        variables = dict(self._state._stream.variables)
-        return {name: _event_of(future) for name, future in variables.items()}
+        return {name: _event_of(future) for name, future in dict(self._stream.variables).items()}
 
     @property
     def meta_info(self) -> dict[str, dict[str, Any]]:
@@ -158,56 +157,97 @@ class StreamExecutor:
     @property
     def cur_role(self) -> Role | None:
         """Whose turn is open."""
-        return self._state._stream.snapshot().transcript.role
+        return self._stream.snapshot().transcript.role
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing is running or queued."""
-        return self._state._stream.is_idle
+        return self._stream.is_idle
 
     @property
     def error_(self) -> ProgramError | None:
-        """What ended the program; does not wait."""
-        return self._state._stream.snapshot().error
+        """What ended the program."""
+        return self._stream.snapshot().error
 
     def submit(self, expr: Expr | str) -> None:
         """Append to the prompt."""
-        self._state._stream.append(expr)
-
-    def text(self) -> str:
-        """As `ProgramState.text`."""
-        return self._state.text()
-
-    def messages(self) -> list[dict[str, Any]]:
-        """As `ProgramState.messages`."""
-        return self._state.messages()
-
-    def error(self) -> ProgramError | None:
-        """As `ProgramState.error`."""
-        return self._state.error()
-
-    def sync(self) -> None:
-        """As `ProgramState.sync`."""
-        self._state.sync()
-
-    def get_var(self, name: str) -> Any:
-        """As `ProgramState.get_var`."""
-        return self._state[name]
-
-    def set_var(self, name: str, value: object) -> None:
-        """As `ProgramState.set_var`."""
-        self._state.set_var(name, value)
-
-    def get_meta_info(self, name: str | VariableExpr) -> dict[str, Any]:
-        """As `ProgramState.get_meta_info`."""
-        return self._state.get_meta_info(name)
+        self._stream.append(expr)
 
     def end(self) -> None:
         """Does nothing: a prompt holds no thread."""
 
 
 def _event_of(future: Future[Any]) -> threading.Event:
-    """An event that is set when `future` is done."""
     event = threading.Event()
     future.add_done_callback(lambda _: event.set())
     return event
+
+
+# --- meta information ----------------------------------------------------------------------------
+
+
+def _meta_info(variable: Variable) -> dict[str, Any]:
+    match variable.meta:
+        case None:
+            return {}
+        case Report(details):
+            return dict(details)
+        case GenMeta():
+            return _of_gen(variable.meta)
+        case SelectMeta(_, scores, token_logprobs, usage, details):
+            tokens = [[(logprob, None, None) for logprob in choice] for choice in token_logprobs]
+            return {
+                "normalized_prompt_logprobs": list(scores),
+                "input_token_logprobs": tokens,
+                "output_token_logprobs": [[] for _ in tokens],
+                **_counts(usage),
+                **details,
+            }
+        case MediaMeta(reason, usage):
+            return {"finish_reason": _reason(reason, usage), **_counts(usage)}
+
+
+def _of_gen(meta: GenMeta) -> dict[str, Any]:
+    """With n > 1, the reasons and the output's tokens are lists with an entry per text."""
+    reasons = [_reason(reason, meta.usage) for reason in meta.finish_reason]
+    tokens = [_tokens(text, meta.with_text) for text in meta.output_token_logprobs]
+    tops = [_tops(text, meta.with_text) for text in meta.output_token_logprobs]
+    is_list = len(reasons) > 1
+    return {
+        "id": meta.request_id,
+        "finish_reason": reasons if is_list else reasons[0],
+        "output_token_logprobs": tokens if is_list else tokens[0],
+        "output_top_logprobs": tops if is_list else tops[0],
+        "input_token_logprobs": _tokens(meta.prompt_logprobs, meta.with_text),
+        "input_top_logprobs": _tops(meta.prompt_logprobs, meta.with_text),
+        **_counts(meta.usage),
+    }
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_prompt_tokens,
+    }
+
+
+def _reason(reason: str, usage: Usage) -> dict[str, Any]:
+    if reason == "length":
+        return {"type": "length", "length": usage.completion_tokens}
+    return {"type": reason, "matched": None}
+
+
+def _tokens(tokens: Sequence[TokenLogprob], with_text: bool) -> list[tuple[Any, ...]]:
+    return [(token.logprob, None, token.text if with_text else None) for token in tokens]
+
+
+def _tops(tokens: Sequence[TokenLogprob], with_text: bool) -> list[list[tuple[Any, ...]]]:
+    """The alternatives at each position, the most likely first."""
+    return [
+        [
+            (logprob, None, text if with_text else None)
+            for text, logprob in sorted(token.top, key=lambda one: -one[1])
+        ]
+        for token in tokens
+    ]

@@ -1,26 +1,101 @@
-"""SGLang's `RuntimeEndpoint`, a server at a URL, and `Runtime`, a server that the program starts.
+"""SGLang's `BaseBackend`, `RuntimeEndpoint` and `Runtime`, over the backends of `sgl_vllm`.
 
-Owns SGLang's synchronous methods. Requests are those of `sgl_vllm.lang.backends.vllm`.
+Owns SGLang's synchronous methods.
 """
 
 from __future__ import annotations
 
 import atexit
 import ssl
+import warnings
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any  # Any: JSON, and SGLang's server arguments
+from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
 
 from sgl_vllm.lang import settings
-from sgl_vllm.lang.backends.base import Backend, TextPrompt
+from sgl_vllm.lang.backends.base import Backend, BackendHandle, TextPrompt
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.sglang.deprecation import deprecated
-from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
-from sgl_vllm.sglang.lang.chat_template import get_chat_template
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+_warned: set[str] = set()
+
+
+def deprecated(what: str, instead: str) -> None:
+    """Warn the caller of the caller, once per process."""
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(f"{what} is deprecated: {instead}", DeprecationWarning, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template that SGLang would render chats with. Here it has a name and no effect: the server
+    renders chats with the model's own template."""
+
+    name: str
+
+
+def get_chat_template(name: str) -> ChatTemplate:
+    """The template of this name. Any name is accepted."""
+    return ChatTemplate(name)
+
+
+def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
+    """The template of a model, which is the one that its server has."""
+    return ChatTemplate("default")
+
+
+class BaseBackend(BackendHandle):
+    """A backend with SGLang's methods, which are synchronous. `backend` runs the programs."""
+
+    def __init__(self, backend: Backend | None = None, model_name: str = "") -> None:
+        self.model_name = model_name
+        self._backend = backend
+        self._chat_template = get_chat_template("default")
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of `sgl_vllm` that runs programs."""
+        return super().backend if self._backend is None else self._backend
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The name of a chat template. Assigning one is deprecated and has no effect."""
+        return self._chat_template
+
+    @chat_template.setter
+    def chat_template(self, template: ChatTemplate) -> None:
+        deprecated("chat_template", "leave it out: the server renders chats with its own template")
+        self._chat_template = template
+
+    def get_chat_template(self) -> ChatTemplate:
+        """The same as `chat_template`."""
+        return self._chat_template
+
+    def get_model_name(self) -> str:
+        """The model's name."""
+        return self.model_name
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Have the server compute and cache a prefix. Does nothing for a service that offers only
+        an API."""
+
+    def flush_cache(self) -> None:
+        """Empty the server's prefix cache. Does nothing for a service that offers only an API."""
+
+    def get_server_info(self) -> dict[str, Any] | None:
+        """What the server runs. None for a service that offers only an API."""
+        return None
+
+    def shutdown(self) -> None:
+        """End what this backend has started, if anything."""
+
+
+# --- servers -------------------------------------------------------------------------------------
 
 
 def server_info_of(backend: Backend) -> dict[str, Any]:
@@ -48,11 +123,8 @@ class _VLLM(VLLM):
         import openai
 
         context = ssl.create_default_context(cafile=self._verify)
-        return (
-            super()
-            .new_client()
-            .with_options(http_client=openai.DefaultAsyncHttpxClient(verify=context))
-        )
+        transport = openai.DefaultAsyncHttpxClient(verify=context)
+        return super().new_client().with_options(http_client=transport)
 
 
 class RuntimeEndpoint(BaseBackend):
@@ -105,25 +177,29 @@ class RuntimeEndpoint(BaseBackend):
         background.wait_for(background.start(self._vllm.warm(TextPrompt(prefix_str))))
 
 
-class Runtime(BaseBackend):
+class Runtime(RuntimeEndpoint):
     """`vllm serve` with the plugin, in a process that ends with `shutdown` or with the program.
 
-    The arguments are those of SGLang's server: `server_args.py` has vLLM's name of each. Needs
+    The arguments are those of SGLang's server: `launch_server.py` has vLLM's name of each. Needs
     vLLM on this machine. Returns when the server answers; raises ServerFailed with the end of the
     server's log if it does not start.
     """
 
     def __init__(self, log_level: str = "error", **kwargs: Any) -> None:
         from sgl_vllm.server_process import VllmServer
-        from sgl_vllm.sglang.server_args import model_and_arguments
+        from sgl_vllm.sglang.launch_server import model_and_arguments
 
         model, arguments = model_and_arguments(kwargs)
         self._server = VllmServer(model, plugin=True, extra_args=arguments)
         self._server.start()
         atexit.register(self.shutdown)
         self.url = self._server.url
-        self.endpoint = RuntimeEndpoint(self.url, kwargs.get("api_key"))
-        super().__init__(self.endpoint.backend)
+        super().__init__(self.url, kwargs.get("api_key"))
+
+    @property
+    def endpoint(self) -> RuntimeEndpoint:
+        """The server."""
+        return self
 
     @property
     def pid(self) -> int | None:
@@ -135,24 +211,8 @@ class Runtime(BaseBackend):
         atexit.unregister(self.shutdown)
         self._server.stop()
 
-    def get_model_name(self) -> str:
-        """The name of the model."""
-        return self.endpoint.get_model_name()
-
-    def get_server_info(self) -> dict[str, Any]:
-        """As `RuntimeEndpoint.get_server_info`."""
-        return self.endpoint.get_server_info()
-
-    def flush_cache(self) -> None:
-        """As `RuntimeEndpoint.flush_cache`."""
-        self.endpoint.flush_cache()
-
-    def cache_prefix(self, prefix_str: str) -> None:
-        """As `RuntimeEndpoint.cache_prefix`."""
-        self.endpoint.cache_prefix(prefix_str)
-
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, of the package transformers."""
-        from sgl_vllm.sglang.srt.utils.hf_transformers_utils import get_tokenizer
+        from sgl_vllm.sglang.utils import get_tokenizer
 
         return get_tokenizer(self._server.model)

@@ -58,38 +58,26 @@ class _Known(ChoicesSamplingMethod):
         return self.method.needs_unconditional
 
     def __call__(
-        self,
-        *,
-        choices: list[str],
-        normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[TokenLogprobs],
-        output_token_logprobs: list[TokenLogprobs],
-        unconditional_token_logprobs: list[TokenLogprobs] | None = None,
+        self, *, choices: list[str], unconditional_token_logprobs: Any = None, **scored: Any
     ) -> ChoicesDecision:
-        alone: Sequence[TokenLogprobs | None] = unconditional_token_logprobs or [None] * len(
-            choices
-        )
-        scored = [
-            _choice_tokens(tokens, unconditional)
-            for tokens, unconditional in zip(input_token_logprobs, alone, strict=True)
+        alone = unconditional_token_logprobs or [None] * len(choices)
+        tokens = [
+            ChoiceTokens(
+                tuple(token[1] for token in given),
+                tuple(token[0] for token in given),
+                None if unconditional is None else tuple(token[0] for token in unconditional),
+            )
+            for given, unconditional in zip(scored["input_token_logprobs"], alone, strict=True)
         ]
-        decision = self._decide(normalized_prompt_logprobs, scored)
-        meta_info = {
-            "normalized_prompt_logprobs": normalized_prompt_logprobs,
-            "input_token_logprobs": input_token_logprobs,
-            "output_token_logprobs": output_token_logprobs,
-            **self._details(scored, decision),
-        }
-        return ChoicesDecision(choices[decision.index], meta_info)
+        decision = self._decide(scored["normalized_prompt_logprobs"], tokens)
+        return ChoicesDecision(
+            choices[decision.index], {**scored, **self._details(tokens, decision.scores)}
+        )
 
-    def _decide(
-        self, normalized_prompt_logprobs: Sequence[float], choices: Sequence[ChoiceTokens]
-    ) -> core.Decision:
+    def _decide(self, means: Sequence[float], choices: list[ChoiceTokens]) -> core.Decision:
         return type(self).method(choices)
 
-    def _details(
-        self, choices: Sequence[ChoiceTokens], decision: core.Decision
-    ) -> dict[str, object]:
+    def _details(self, choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
         return {}
 
 
@@ -98,11 +86,8 @@ class TokenLengthNormalized(_Known):
 
     method = core.token_length_normalized
 
-    def _decide(
-        self, normalized_prompt_logprobs: Sequence[float], choices: Sequence[ChoiceTokens]
-    ) -> core.Decision:
-        scores = tuple(normalized_prompt_logprobs)
-        return core.Decision(core.first_best(scores), scores)
+    def _decide(self, means: Sequence[float], choices: list[ChoiceTokens]) -> core.Decision:
+        return core.Decision(core.first_best(means), tuple(means))
 
 
 class GreedyTokenSelection(_Known):
@@ -110,13 +95,11 @@ class GreedyTokenSelection(_Known):
 
     method = core.greedy_token_selection
 
-    def _details(
-        self, choices: Sequence[ChoiceTokens], decision: core.Decision
-    ) -> dict[str, object]:
+    def _details(self, choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
         longest = max(len(choice.logprobs) for choice in choices)
         matrix = [
             [*choice.logprobs, *[mean] * (longest - len(choice.logprobs))]
-            for choice, mean in zip(choices, decision.scores, strict=True)
+            for choice, mean in zip(choices, scores, strict=True)
         ]
         return {"greedy_logprob_matrix": matrix}
 
@@ -126,10 +109,8 @@ class UnconditionalLikelihoodNormalized(_Known):
 
     method = core.unconditional_likelihood_normalized
 
-    def _details(
-        self, choices: Sequence[ChoiceTokens], decision: core.Decision
-    ) -> dict[str, object]:
-        return {"normalized_unconditional_prompt_logprobs": list(decision.scores)}
+    def _details(self, choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
+        return {"normalized_unconditional_prompt_logprobs": list(scores)}
 
 
 token_length_normalized = TokenLengthNormalized()
@@ -150,16 +131,13 @@ class OwnMethod:
 
     def __call__(self, choices: Sequence[ChoiceTokens]) -> core.Decision:
         means = [core.mean(choice.logprobs) for choice in choices]
+        alone = [_entries(c.unconditional_logprobs or (), c.token_ids) for c in choices]
         made = self.method(
             choices=list(self.texts),
             normalized_prompt_logprobs=means,
             input_token_logprobs=[_entries(c.logprobs, c.token_ids) for c in choices],
             output_token_logprobs=[[] for _ in choices],
-            unconditional_token_logprobs=[
-                _entries(c.unconditional_logprobs or (), c.token_ids) for c in choices
-            ]
-            if self.needs_unconditional
-            else None,
+            unconditional_token_logprobs=alone if self.needs_unconditional else None,
         )
         if made.decision not in self.texts:
             raise ValueError(
@@ -176,18 +154,8 @@ def as_core_method(
     """`method` as the language calls it, for a select among `texts`."""
     if isinstance(method, _Known):
         return type(method).method
-    if isinstance(method, ChoicesSamplingMethod):
-        return OwnMethod(method, texts)
-    return method
+    return OwnMethod(method, texts) if isinstance(method, ChoicesSamplingMethod) else method
 
 
 def _entries(logprobs: Sequence[float | None], ids: Sequence[int]) -> TokenLogprobs:
     return [(logprob, token, None) for logprob, token in zip(logprobs, ids, strict=False)]
-
-
-def _choice_tokens(tokens: TokenLogprobs, unconditional: TokenLogprobs | None) -> ChoiceTokens:
-    return ChoiceTokens(
-        tuple(token[1] for token in tokens),
-        tuple(token[0] for token in tokens),
-        None if unconditional is None else tuple(token[0] for token in unconditional),
-    )

@@ -1,1 +1,0 @@
-"""SGLang's `sglang.lang`: the language under SGLang's module names."""

@@ -1,1 +1,0 @@
-"""SGLang's `sglang.lang.backend`: its backends, over those of `sgl_vllm`."""

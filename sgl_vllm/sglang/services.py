@@ -1,0 +1,294 @@
+"""SGLang's backends for services: OpenAI's, Anthropic's, Google's, and what LiteLLM reaches.
+
+Owns the forms in which SGLang sends prompts to services that accept only chats or only text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
+
+from sgl_vllm.lang.backends import anthropic_service, litellm_service, openai_service
+from sgl_vllm.lang.backends.base import (
+    Backend,
+    ChatPrompt,
+    ChoiceAnswer,
+    GenAnswer,
+    GenRequest,
+    Json,
+    Message,
+    Prompt,
+    TextPrompt,
+    Watch,
+)
+from sgl_vllm.lang.backends.openai_api import read_usage
+from sgl_vllm.lang.constraints import dtype_constraint
+from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.sglang.backends import BaseBackend, ChatTemplate, deprecated
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai"
+
+
+def _as_user_turn(prompt: Prompt) -> Prompt:
+    """`prompt`; without roles, as one user turn that the assistant is to answer."""
+    if isinstance(prompt, TextPrompt):
+        return ChatPrompt((Message("user", prompt.text),), "generate")
+    return prompt
+
+
+class _Anthropic(anthropic_service.Anthropic):
+    def prompt_body(self, prompt: Prompt) -> Json:
+        return super().prompt_body(_as_user_turn(prompt))
+
+
+class _Gemini(openai_service.OpenAI):
+    def prompt_body(self, prompt: Prompt) -> Json:
+        return super().prompt_body(_as_user_turn(prompt))
+
+
+class _LiteLLM(litellm_service.LiteLLM):
+    def prompt_body(self, prompt: Prompt) -> Json:
+        return super().prompt_body(_as_user_turn(prompt))
+
+
+class Anthropic(BaseBackend):
+    """A model of Anthropic's. A prompt without roles is sent as one user turn."""
+
+    @suggests
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        backend = _Anthropic(
+            model_name,
+            api_key=api_key,
+            base_url=base_url,
+            timeout_s=timeout,
+            max_retries=max_retries,
+        )
+        super().__init__(backend, model_name)
+
+
+class LiteLLM(BaseBackend):
+    """A chat model under LiteLLM's name for it. A prompt without roles is sent as one user turn.
+
+    `options` (api_key, base_url, organization, …) go to LiteLLM. `chat_template` has no effect.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: ChatTemplate | None = None,
+        *,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+        default_headers: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        if chat_template is not None:
+            deprecated("chat_template", "leave it out: the service has its own template")
+        given = {"extra_headers": default_headers, **options}
+        backend = _LiteLLM(
+            model_name,
+            timeout_s=timeout,
+            max_retries=max_retries,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        super().__init__(backend, model_name)
+
+
+class VertexAI(BaseBackend):
+    """A Gemini model.
+
+    With GCP_PROJECT_ID set (and GCP_LOCATION), it is called at Vertex AI, which needs the package
+    litellm and Google's credentials. Otherwise GEMINI_API_KEY must be set, and the model is called
+    at Google's OpenAI-compatible endpoint. `safety_settings` are sent to Vertex AI only. A prompt
+    without roles is sent as one user turn.
+    """
+
+    @suggests
+    def __init__(self, model_name: str, safety_settings: Any = None) -> None:
+        backend: Backend
+        if os.environ.get("GCP_PROJECT_ID") is not None:
+            options = {
+                "vertex_project": os.environ["GCP_PROJECT_ID"],
+                "vertex_location": os.environ.get("GCP_LOCATION"),
+                "safety_settings": safety_settings,
+            }
+            given = {name: value for name, value in options.items() if value is not None}
+            backend = _LiteLLM(f"vertex_ai/{model_name}", **given)
+        elif (key := os.environ.get("GEMINI_API_KEY")) is not None:
+            backend = _Gemini(model_name, base_url=GEMINI_URL, api_key=key, is_chat_model=True)
+        else:
+            raise ValueError("VertexAI needs GCP_PROJECT_ID or GEMINI_API_KEY to be set")
+        super().__init__(backend, model_name)
+
+
+# --- OpenAI --------------------------------------------------------------------------------------
+
+_INT = dtype_constraint("int")[0]
+_STR = dtype_constraint("str")[0]
+
+
+@dataclass
+class TokenUsage:
+    """What a backend's calls have cost since the last `reset`."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def reset(self) -> None:
+        """Begin to count again."""
+        self.prompt_tokens = self.completion_tokens = 0
+
+
+class _OpenAI(openai_service.OpenAI):
+    """A service called through a client with options of the program's own. Counts tokens.
+
+    A completion model gets a prompt with roles as text. It has no constraints: for `dtype` int or
+    str, the text is ended by a stop and cut to the literal it begins with. SGLang does the same.
+    """
+
+    def __init__(
+        self, model: str, client: Callable[..., AsyncOpenAI], key: str | None, **options: Any
+    ) -> None:
+        super().__init__(model, api_key=key, **options)
+        self.continues_turns = not self.is_chat_model
+        self._client = client
+        self.token_usage = TokenUsage()
+
+    def new_client(self) -> AsyncOpenAI:
+        return self._client(base_url=self.base_url, api_key=self._api_key or "EMPTY")
+
+    async def ask(self, body: Json, watch: Watch | None) -> Json:
+        answer = await super().ask(body, watch)
+        with self.reading():
+            usage = read_usage(answer)
+        self.token_usage.prompt_tokens += usage.prompt_tokens
+        self.token_usage.completion_tokens += usage.completion_tokens
+        return answer
+
+    def _accepted(self, prompt: Prompt) -> Prompt:
+        """`prompt` in the form that the model accepts: for a completion model, text with a line for
+        each turn, such as ``USER:Hello.``, which is SGLang's default chat template. A prompt with
+        media stays as it is."""
+        if self.is_chat_model or isinstance(prompt, TextPrompt) or prompt.media:
+            return prompt
+        text = "".join(f"{message.role.upper()}:{message.text}\n" for message in prompt.messages)
+        if prompt.ending == "generate":
+            text += "ASSISTANT:"
+        return TextPrompt(text.removesuffix("\n") if prompt.ending == "continue" else text)
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ChoiceAnswer:
+        return await super().score(
+            self._accepted(prompt), choices, unconditional=unconditional, warm=warm
+        )
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        request = replace(request, prompt=self._accepted(request.prompt))
+        if self.is_chat_model or request.constraint not in (_INT, _STR):
+            return await super().generate(request)
+        is_int = request.constraint == _INT
+        sampling = replace(request.sampling, stop=(" ", "\n") if is_int else ("\n",))
+        answer = await super().generate(
+            replace(request, sampling=sampling, constraint=None, watch=None)
+        )
+        texts = tuple(
+            replace(text, text=self._literal(text.text, r"[-+]?[0-9]+" if is_int else r'"[^"]*"'))
+            for text in answer.texts
+        )
+        if request.watch is not None:
+            request.watch(texts[0].text, None)
+        return replace(answer, texts=texts)
+
+    def _literal(self, text: str, pattern: str) -> str:
+        found = re.match(rf"\s*({pattern})", text)
+        if found is None:
+            raise BackendError(
+                f"{self.name} answered {text!r}, which does not begin with a literal of the dtype: "
+                f"use a chat model and json_schema"
+            )
+        return found.group(1)
+
+
+class OpenAI(BaseBackend):
+    """A model of OpenAI's, of Azure's (`is_azure`), or of a server with the same API (`base_url`).
+
+    `token_usage` counts the tokens of all calls. Of the options of the official client, `api_key`,
+    `base_url`, `organization`, `project`, `timeout`, `max_retries`, `default_headers`,
+    `default_query` and `http_client` are accepted, for Azure also `azure_endpoint`,
+    `azure_deployment`, `api_version` and `azure_ad_token`. `chat_template` has no effect.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool | None = None,
+        chat_template: ChatTemplate | None = None,
+        is_azure: bool = False,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+        azure_endpoint: str | None = None,
+        azure_deployment: str | None = None,
+        api_version: str | None = None,
+        azure_ad_token: str | None = None,
+        **client_options: Any,
+    ) -> None:
+        if chat_template is not None:
+            deprecated("chat_template", "leave it out: the service has its own template")
+        options = {"timeout": timeout, "max_retries": max_retries, **client_options}
+        if is_azure:
+            endpoint = azure_endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT")
+            if base_url is None and endpoint is None:
+                raise ValueError(
+                    "Azure needs azure_endpoint=..., or AZURE_OPENAI_ENDPOINT to be set"
+                )
+            base_url = base_url or (
+                f"{str(endpoint).rstrip('/')}/openai/deployments/{azure_deployment or model_name}"
+            )
+            api_key = api_key or os.environ.get("AZURE_OPENAI_API_KEY")
+            options |= {"api_version": api_version, "azure_ad_token": azure_ad_token}
+
+        def client(**address: Any) -> AsyncOpenAI:
+            import openai
+
+            kind = openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI
+            return suggests(kind)(**address, **options)
+
+        self._openai = _OpenAI(
+            model_name,
+            client,
+            api_key,
+            base_url=base_url,
+            is_chat_model=is_chat_model,
+            timeout_s=timeout,
+            max_retries=max_retries,
+        )
+        super().__init__(self._openai, model_name)
+
+    @property
+    def is_chat_model(self) -> bool:
+        """Whether the model is for chats. Otherwise it completes text."""
+        return self._openai.is_chat_model
+
+    @property
+    def token_usage(self) -> TokenUsage:
+        """The tokens of all calls of this backend since `token_usage.reset()`."""
+        return self._openai.token_usage

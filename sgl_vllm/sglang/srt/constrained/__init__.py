@@ -1,1 +1,0 @@
-"""What programs import of `sglang.srt.constrained`."""

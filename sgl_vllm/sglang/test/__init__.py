@@ -1,1 +1,0 @@
-"""What SGLang's benchmarks and tests of its language import of `sglang.test`."""
