@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.node import Namespace
 from sgl_vllm.radix.tokens import Tokens, pack
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ loses it, so its cached tokens no longer match."""
 
 _INSIDE = -(2**30)
 """Position `i` inside an input has the key `_INSIDE - i`, far below all numbers of contents."""
+
+
+def is_salted(namespace: Namespace) -> bool:
+    """Whether a namespace is that of a tenant with a `cache_salt`."""
+    return isinstance(namespace, CacheNamespace) and namespace.salt is not None
 
 
 def namespace_of(request: Request) -> CacheNamespace | None:

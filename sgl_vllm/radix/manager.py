@@ -24,8 +24,10 @@ a hit of m - 1 there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any  # Any: arguments of vLLM's
+import time
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple  # Any: arguments of vLLM's
+from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -38,19 +40,17 @@ from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
 from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.contexts import Contexts, is_salted
-from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies, last_blocks
 from sgl_vllm.radix.hit_events import announce_hit
+from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
-from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
+from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_record import RequestRecord, is_first_admission
-from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
-from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
+from sgl_vllm.radix.snapshot import NO_CONTEXTS, CacheSnapshot, Json, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
@@ -58,6 +58,13 @@ from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
+
+
+class Left(NamedTuple):
+    """An ended request whose tokens are in the tree."""
+
+    record: RequestRecord
+    ended_s: float
 
 
 class RadixKVCacheManager(KVCacheManager):
@@ -69,12 +76,15 @@ class RadixKVCacheManager(KVCacheManager):
     policy: str
     groups: Groups
     block_size: int
-    scheduler: SchedulerView
     drafting: Drafting
     checkpoints: Checkpoints | None
     """None for a model without recurrent layers."""
     misses: Misses
-    contexts: Contexts
+    first_scored: MutableMapping[Request, int]
+    """The first prompt token whose score a request asks for. A hit ends before the token that
+    precedes it, whose forward pass gives the score."""
+    left: list[Left]
+    """The requests that have ended since the last step began, and left something in the tree."""
     _explaining: Guard
     """Errors in `misses`."""
     _ttl_s: float
@@ -96,8 +106,6 @@ class RadixKVCacheManager(KVCacheManager):
         shows_text: bool = False,
         has_connector: bool = False,
         drafting: Drafting = NO_DRAFTING,
-        continuations: Continuations | None = None,
-        scheduler: SchedulerView | None = None,
     ) -> RadixKVCacheManager:
         """Turn a freshly constructed stock manager into this one, in place.
 
@@ -113,12 +121,9 @@ class RadixKVCacheManager(KVCacheManager):
             why_exact, shows_text: what explanations of misses tell (`Misses`).
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
-            continuations: learns which contexts will be continued.
-            scheduler: the scheduler above. None if there is no queue and no scored request.
         """
         groups = Groups(manager.coordinator.single_type_managers)
         manager = adopt(manager, cls)
-        manager.scheduler = scheduler or NoScheduler()
         longest = groups.max_blocks(manager.max_model_len) + groups.num_groups
         longest += manager.watermark_blocks
         manager.pool = RadixBlockPool.adopt(
@@ -131,7 +136,6 @@ class RadixKVCacheManager(KVCacheManager):
             ),
             max_pins=max_pins,
             max_evicted_bytes=max_evicted_bytes,
-            scheduler=manager.scheduler,
         )
         manager.counters = RadixCounters()
         manager.policy = policy
@@ -143,7 +147,8 @@ class RadixKVCacheManager(KVCacheManager):
         manager._explaining = Guard(
             "explaining a cache miss", "the counters of misses may be wrong", logger
         )
-        manager.contexts = Contexts(manager.pool, continuations)
+        manager.first_scored = WeakKeyDictionary()
+        manager.left = []
         manager._ttl_s = ttl_s
         manager._copies = HitCopies(manager.pool, groups, max_copies, manager.watermark_blocks)
         manager._num_external = 0
@@ -179,6 +184,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
+        self.left.clear()
         self._copies.step_starts()
         self.pool.step_starts()
         if self._ttl_s:
@@ -256,7 +262,7 @@ class RadixKVCacheManager(KVCacheManager):
             # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
         num_before_last = limit
-        first_scored = self.scheduler.first_scored_token(request)
+        first_scored = self.first_scored.get(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.pool.tree is None:
@@ -290,7 +296,7 @@ class RadixKVCacheManager(KVCacheManager):
             return None
         match = self.pool.match(record)
         if self.checkpoints is not None:
-            self._note_stops(request, record, match, limit)
+            self._note_stops(record, match, limit)
         num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)
         found = self._read(request, record, match, num_readable) if num_readable > 0 else None
         num_read = found[1] if found is not None else 0
@@ -354,14 +360,12 @@ class RadixKVCacheManager(KVCacheManager):
             announce_hit(self.pool, request, blocks, num_tokens)
         return KVCacheBlocks(blocks), num_tokens
 
-    def _note_stops(
-        self, request: Request, record: RequestRecord, match: Match, limit: int
-    ) -> None:
-        """Note where `request` leaves checkpoints: where what is cached ends, and what other
+    def _note_stops(self, record: RequestRecord, match: Match, limit: int) -> None:
+        """Note where a request leaves checkpoints: where what is cached ends, and what other
         waiting requests share with it."""
         tree = self.tree
         assert tree is not None
-        branches = [match.num_tokens, *self.scheduler.num_shared_with_siblings(request)]
+        branches = [match.num_tokens, *record.num_shared]
         num_hit = tree.longest_hit(match, limit)
         record.stops = stops_for((min(branch, limit) for branch in branches), num_hit)
 
@@ -541,8 +545,8 @@ class RadixKVCacheManager(KVCacheManager):
                 if states and num_tokens in states and tree is not None and tree.states is not None:
                     tree.states.mark(states[num_tokens][0], Kind.END)
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
-                if is_cached and record is not None:
-                    self.contexts.left(request, record)
+                if is_cached and record is not None and request.is_finished():
+                    self.left.append(Left(record, time.monotonic()))
 
     def _states_left(
         self, request: Request, record: RequestRecord, num_tokens: int
@@ -625,6 +629,18 @@ class RadixKVCacheManager(KVCacheManager):
         record = self.pool.records.of(request)
         return 0 if record is None else self._num_to_index(request, record)
 
+    def evict_last(self, wanted: Collection[Node]) -> None:
+        """These nodes are evicted after all others, until the next call. The same object means the
+        same nodes."""
+        self.pool.wanted = wanted
+
+    def may_evict(self, num_requests: int, num_tokens: int) -> bool:
+        """Whether something may have to be evicted to allocate `num_tokens` more for so many
+        requests."""
+        num_blocks = num_requests + num_tokens // self.block_size
+        num_blocks *= self.groups.num_blocks_per_full_block
+        return not self.is_off and self.pool.num_empty_blocks < num_blocks
+
     def reset_prefix_cache(self) -> bool:
         """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
         pins = self.pins.unpin_all()
@@ -658,29 +674,32 @@ class RadixKVCacheManager(KVCacheManager):
             block_size=self.block_size,
         )
 
-    def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
+    def snapshot(
+        self,
+        max_nodes: int,
+        max_tokens: int,
+        wanted: Collection[Node] = (),
+        contexts: Mapping[Node, Json] = NO_CONTEXTS,
+    ) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has
-        totals only, and never tokens."""
+        totals only, and never tokens. See `take_snapshot`."""
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
         if self.tree is None:
             return None
         pinned = self.pins.block_ids
-        num_free = self.block_pool.get_num_free_blocks()
-        programs, contexts = self.contexts.snapshot(shows_tools=max_tokens > 0)
         return CacheSnapshot(
             policy=self.policy,
             total_blocks=self.block_pool.num_gpu_blocks - 1,
-            free_blocks=num_free - self.tree.num_evictable_blocks,
+            free_blocks=self.pool.num_empty_blocks,
             num_pinned_blocks=len(pinned),
             tree=take_snapshot(
                 self.tree,
                 max_nodes,
                 is_isolated=is_salted,
                 pinned=pinned,
-                wanted=self.scheduler.wanted_nodes(),
+                wanted=wanted,
                 max_tokens=max_tokens,
                 contexts=contexts,
             ),
-            programs=programs,
         )

@@ -6,12 +6,11 @@ Changes nothing: only `tree.py` and `components/` change nodes. Pure: no vLLM, n
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
 
 if TYPE_CHECKING:
-    from sgl_vllm.radix.continuations import Context
     from sgl_vllm.radix.evictions import Runs
 
 Namespace = Hashable
@@ -20,6 +19,15 @@ Namespace = Hashable
 
 ENDED_S = 1e9
 """By so much, a node that counts as never used was used earlier than it was."""
+
+
+class Context(Protocol):
+    """What ends in a leaf. It moves up when the leaf is evicted, and is gone with its sequence."""
+
+    leaf: Node | None
+
+    def move_to(self, leaf: Node) -> None: ...
+
 
 _NO_STATES: dict[int, tuple[int, ...]] = {}
 """The states of roots, and of every node of a tree without recurrent groups. Stays empty."""
@@ -44,7 +52,7 @@ class Node:
             called for it.
         last_used: seconds, on the tree's clock; `ENDED_S` less since `RadixTree.record_end`.
         priority: the most important (smallest) priority of the requests that used it.
-        context: of the last request that ended here, if it is remembered (`continuations.py`).
+        context: what is known above of the last request that ended here.
     """
 
     __slots__ = (

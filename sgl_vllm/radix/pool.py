@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar  # Any: arguments that pass through
 
 from vllm.logger import init_logger
@@ -40,10 +40,9 @@ from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.inexact import InexactRequests
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.loads import Loads
-from sgl_vllm.radix.node import NO_MATCH, Match
+from sgl_vllm.radix.node import NO_MATCH, Match, Node
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.request_record import RequestRecord, RequestRecords
-from sgl_vllm.radix.scheduler_view import SchedulerView
 from sgl_vllm.radix.stats import EvictionCounters
 from sgl_vllm.radix.tokens import TOKEN_BYTES
 from sgl_vllm.radix.tree import RadixTree
@@ -86,7 +85,8 @@ class RadixBlockPool(BlockPool):
     groups: Groups
     hash_blocks: bool
     """Whether vLLM's block hashes and its map of them are kept too."""
-    _scheduler: SchedulerView
+    wanted: Collection[Node]
+    """The nodes to evict last: those that waiting requests match."""
     _breaker: CircuitBreaker
     loads: Loads
     first_computed: int | None
@@ -111,7 +111,6 @@ class RadixBlockPool(BlockPool):
         max_pinned_blocks: int,
         max_pins: int,
         max_evicted_bytes: int,
-        scheduler: SchedulerView,
     ) -> RadixBlockPool:
         """Turn a freshly constructed stock pool into this one, in place.
 
@@ -137,7 +136,7 @@ class RadixBlockPool(BlockPool):
         pool.block_size = groups.block_size
         pool.groups = groups
         pool.hash_blocks = hash_blocks
-        pool._scheduler = scheduler
+        pool.wanted = ()
         pool._breaker = CircuitBreaker(
             "the radix tree",
             "vLLM's own prefix cache is used instead",
@@ -379,18 +378,24 @@ class RadixBlockPool(BlockPool):
 
     # -- allocate and free --------------------------------------------------------------------
 
+    @property
+    def num_empty_blocks(self) -> int:
+        """Free blocks that hold nothing. Beyond these, allocating evicts."""
+        num_evictable = 0 if self.tree is None else self.tree.num_evictable_blocks
+        return self.get_num_free_blocks() - num_evictable
+
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if self.tree is not None:
-            num_empty = self.get_num_free_blocks() - self.tree.num_evictable_blocks
-            if num_empty < num_blocks:
-                self.guarded(self._evict, num_blocks - num_empty)
+            num_missing = num_blocks - self.num_empty_blocks
+            if num_missing > 0:
+                self.guarded(self._evict, num_missing)
         return super().get_new_blocks(num_blocks)
 
     def _evict(self, num_blocks: int) -> None:
         assert self.tree is not None
         tree = self.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
-        evicted = tree.evict(num_blocks, self._scheduler.wanted_nodes())
+        evicted = tree.evict(num_blocks, self.wanted)
         self.counters.evicted_blocks += len(evicted)
         self.counters.evicted_tokens += num_tokens - tree.num_tokens
         self.counters.evicted_states += num_states - tree.num_states
@@ -497,7 +502,7 @@ class RadixBlockPool(BlockPool):
         Args:
             reason: why, for people.
         """
-        self.tree, self.off_reason = None, reason
+        self.tree, self.off_reason, self.wanted = None, reason, ()
         self.pins.unpin_all()
         self.records.clear()
         self.loads.clear()

@@ -7,17 +7,15 @@ not own which of these tokens are computed (`manager.py`), nor the request's blo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.radix.keys import TokenKeys, namespace_of
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
-from sgl_vllm.radix.step_graphs import KnownStep
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 
 if TYPE_CHECKING:
@@ -44,10 +42,8 @@ class RequestRecord:
             in ascending order.
         num_waits_for_room: in how many steps it has waited for room for its hit
             (`hit_copies.py`).
-        hints: what its client says of what follows.
-        step: of its program; None if it names none, or none of a known graph.
-        is_continuation: whether it continues the context of an earlier request.
-        num_served: the tokens that were computed for the requests that it continues.
+        num_shared: lengths of the prefixes that it shares with some of the other waiting requests,
+            as the queue said before its last lookup.
         num_reused: how many tokens it had not to compute when it was admitted first; None until it
             has left the tree once.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
@@ -65,10 +61,7 @@ class RequestRecord:
     stops: tuple[int, ...] = ()
     num_loaded: int = 0
     num_waits_for_room: int = 0
-    hints: Hints = NO_HINTS
-    step: KnownStep | None = None
-    is_continuation: bool = False
-    num_served: int = 0
+    num_shared: Sequence[int] = ()
     num_reused: int | None = None
 
     @property
@@ -137,13 +130,10 @@ class RequestRecords:
         self._records[request.request_id] = RequestRecord(request, None, b"")
 
     def leave_tree(self, request: Request) -> None:
-        """A live request releases its blocks, and may get others later. What its client has said,
-        and what it continues, is kept."""
+        """A live request releases its blocks, and may get others later."""
         old = self._records.get(request.request_id)
         if old is not None and old.request is request:
             new = self._records[request.request_id] = self._new(request)
-            new.hints, new.step = old.hints, old.step
-            new.is_continuation, new.num_served = old.is_continuation, old.num_served
             new.num_reused = old._num_reused_first
 
     def discard(self, request: Request) -> None:

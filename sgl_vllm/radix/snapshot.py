@@ -16,7 +16,6 @@ from typing import Any  # Any: JSON
 from sgl_vllm.radix.components.kept import KeptWindows, Range
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Namespace, Node, subtree
-from sgl_vllm.radix.programs import ProgramsSnapshot
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -72,21 +71,6 @@ class HitEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextSnapshot:
-    """The context of an ended request, which has not been continued.
-
-    Attributes:
-        state: what its program is doing, as far as this context tells: a value of `State`.
-        paused_s: since the request ended.
-        tool: what runs, if its name may be shown.
-    """
-
-    state: str
-    paused_s: float
-    tool: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """One node.
 
@@ -103,7 +87,8 @@ class NodeSnapshot:
         windows: None if the model has no window groups.
         states: None if it has no recurrent groups.
         hit_ends: None if it has neither. A hit may then end anywhere.
-        context: what ends in this node and may be continued; None for most nodes.
+        context: what ends in this node and may be continued, as the caller describes it; None for
+            most nodes.
     """
 
     id: int
@@ -121,7 +106,7 @@ class NodeSnapshot:
     windows: WindowsSnapshot | None = None
     states: StatesSnapshot | None = None
     hit_ends: HitEnds | None = None
-    context: ContextSnapshot | None = None
+    context: Json | None = None
 
     def to_json(self) -> Json:
         """Without what is None, except for `parent`."""
@@ -129,7 +114,7 @@ class NodeSnapshot:
         for name in ("tokens", "windows", "states", "hit_ends", "context"):
             if json[name] is None:
                 del json[name]
-            elif name != "tokens":
+            elif name not in ("tokens", "context"):
                 json[name] = {key: getattr(json[name], key) for key in json[name].__slots__}
         return json
 
@@ -181,7 +166,6 @@ class CacheSnapshot:
     Attributes:
         policy: the eviction policy's name.
         free_blocks: blocks that hold nothing.
-        programs: None if nothing is known of them.
     """
 
     policy: str
@@ -189,18 +173,14 @@ class CacheSnapshot:
     free_blocks: int
     num_pinned_blocks: int
     tree: TreeSnapshot
-    programs: ProgramsSnapshot | None = None
 
     def to_json(self) -> Json:
         """What `GET /v1/sgl/tree` shows of one engine: one object, the tree's keys included."""
-        others = ("tree", "programs")
-        json = {name: getattr(self, name) for name in self.__slots__ if name not in others}
-        if self.programs is not None:
-            json["programs"] = self.programs.to_json()
+        json = {name: getattr(self, name) for name in self.__slots__ if name != "tree"}
         return {**json, **self.tree.to_json()}
 
 
-NO_CONTEXTS: Mapping[Node, ContextSnapshot] = {}
+NO_CONTEXTS: Mapping[Node, Json] = {}
 
 
 def take_snapshot(
@@ -211,7 +191,7 @@ def take_snapshot(
     pinned: Set[int] = frozenset(),
     wanted: Collection[Node] = (),
     max_tokens: int = 0,
-    contexts: Mapping[Node, ContextSnapshot] = NO_CONTEXTS,
+    contexts: Mapping[Node, Json] = NO_CONTEXTS,
 ) -> TreeSnapshot:
     """The shape of `tree`: sizes, hits and ages, and what each kind of group keeps. Costs O(nodes
     listed + isolated nodes) and their blocks.

@@ -7,7 +7,7 @@ why a part is off, which each part says itself (`part.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +21,8 @@ from sgl_vllm.jump.connectors import UnseenJumps
 from sgl_vllm.jump.jump import JumpForward, JumpListener
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
+from sgl_vllm.programs.programs import Programs
 from sgl_vllm.radix import part as radix
-from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.hit_copies import max_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
@@ -43,10 +43,8 @@ from sgl_vllm.version import __version__
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.request import Request
 
     from sgl_vllm.config import Options
-    from sgl_vllm.radix.node import Node
 
 logger = logging.getLogger("vllm.sgl_vllm")
 
@@ -73,6 +71,7 @@ class Parts:
         engine: the engine as the parts saw it.
         off: why each part that is off by choice, from the start or since the self-check, is off.
         plan: whether the engine is to be checked before it serves.
+        programs: present with `radix` and `queue`.
         tiers, traces, approximate: present if a KV connector, tracing or their option asks for
             them.
         grammars: also present with `fsm` off, for jumps.
@@ -85,6 +84,7 @@ class Parts:
     plan: Plan = field(default_factory=Plan)
     radix: RadixKVCacheManager | None = None
     queue: CacheAwareQueue | None = None
+    programs: Programs | None = None
     grammars: SglBackend | None = None
     jump: JumpForward | None = None
     select: ScoredRequests | None = None
@@ -136,27 +136,6 @@ class Parts:
         return fsm.token_bytes_reader(self.engine, manager, self.grammars)()
 
 
-@dataclass(frozen=True, slots=True)
-class PartsSchedulerView:
-    """What the cache sees of the scheduler (`SchedulerView`), from the parts that are there."""
-
-    parts: Parts
-
-    def first_scored_token(self, request: Request) -> int | None:
-        select = self.parts.select
-        return select.first_token(request) if select is not None else None
-
-    def num_shared_with_siblings(self, request: Request) -> Sequence[int]:
-        queue = self.parts.queue
-        if queue is None or queue.sharing is None:
-            return ()
-        return queue.sharing.num_shared_with_siblings(request)
-
-    def wanted_nodes(self) -> Collection[Node]:
-        queue = self.parts.queue
-        return queue.wanted() if queue is not None else ()
-
-
 def decide(
     scheduler: SchedulerFacts, kv_cache_config: KVCacheConfig, options: Options
 ) -> tuple[EngineView, dict[str, str], Plan]:
@@ -187,10 +166,10 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     parts = Parts(scheduler, engine, off, plan)
     if scheduler.vllm_config.observability_config.otlp_traces_endpoint is not None:
         parts.traces = RequestTraces(scheduler.block_size)
-    if is_on(select.PART):
-        parts.select = ScoredRequests()
     if is_on(radix.PART):
         parts.radix = _build_radix(parts)
+        if is_on(select.PART):
+            parts.select = ScoredRequests(parts.radix.first_scored)
         if scheduler.connector is not None:
             parts.tiers = Tiers(scheduler.connector, parts.radix, _load_rule(options))
     if is_on(queue.PART):
@@ -216,7 +195,6 @@ def renew(parts: Parts) -> None:
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
         parts.radix.forget_misses()
-        parts.radix.contexts.clear()
     if parts.tiers is not None:
         parts.tiers.renew(_load_rule(parts.engine.options))
     if parts.grammars is not None:
@@ -225,8 +203,8 @@ def renew(parts: Parts) -> None:
         _build_queue(parts)
     if parts.jump is not None:
         _build_jump(parts)
-    if parts.select is not None:
-        parts.select = ScoredRequests()
+    if parts.select is not None and parts.radix is not None:
+        parts.select = ScoredRequests(parts.radix.first_scored)
     if parts.approximate is not None:
         parts.approximate.renew()
 
@@ -237,7 +215,6 @@ def _load_rule(options: Options) -> LoadRule:
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
-    has_queue = queue.PART.name not in engine.off
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,
         policy=engine.options.radix_policy,
@@ -250,8 +227,6 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
         drafting=drafting_of(engine.vllm_config),
-        continuations=Continuations(engine.options.schedule_hold_s) if has_queue else None,
-        scheduler=PartsSchedulerView(parts),
     )
 
 
@@ -263,10 +238,13 @@ def _build_queue(parts: Parts) -> None:
         max_wait_s=options.schedule_max_wait_s or float("inf"),
     )
     quantum = options.schedule_fair_quantum
+    if parts.radix is not None:
+        parts.programs = Programs(parts.radix, options.schedule_hold_s)
     parts.queue = CacheAwareQueue(
         scheduler,
         WaitingQueue(options.schedule_policy, bound, options.schedule_window),
         parts.radix,
+        parts.programs,
         DeficitCounters(quantum) if quantum else None,
         parts.traces,
         min(options.schedule_hold_s, bound.max_wait_s),

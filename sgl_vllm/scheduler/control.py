@@ -19,6 +19,7 @@ from sgl_vllm.config import Options
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix import slot_copies, whole_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
+from sgl_vllm.radix.snapshot import NO_CONTEXTS
 from sgl_vllm.scheduler.assembly import Parts, log_states
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.version import __version__
@@ -87,7 +88,7 @@ class EngineControl:
             evictions=copy.copy(radix.pool.counters) if radix is not None else None,
             cache=radix.gauges if radix is not None else None,
             misses=copy.copy(radix.misses.counters) if radix is not None else None,
-            programs=radix.contexts.programs() if radix is not None else None,
+            programs=parts.programs.counts() if parts.programs is not None else None,
             tiers=parts.tiers.stats() if parts.tiers is not None else None,
             schedule=copy.copy(parts.queue.counters) if parts.queue is not None else None,
             fsm=parts.grammars.counters if parts.grammars is not None else None,
@@ -101,17 +102,23 @@ class EngineControl:
 
     def tree(self, max_nodes: int = 1000, max_text_tokens: int = 128) -> dict[str, Any]:
         """The shape of the radix tree; empty if it is off."""
-        radix = self._parts.radix
+        radix, queue, programs = self._parts.radix, self._parts.queue, self._parts.programs
         if radix is None:
             return {}
-        show_text = self._options.tree_text
-        snapshot = radix.snapshot(max_nodes, max_text_tokens if show_text else 0)
-        return snapshot.to_json() if snapshot is not None else {}
+        max_tokens = max_text_tokens if self._options.tree_text else 0
+        known, contexts = None, NO_CONTEXTS
+        if programs is not None:
+            known, contexts = programs.snapshot(shows_tools=max_tokens > 0)
+        wanted = queue.nodes_of_head() if queue is not None else ()
+        snapshot = radix.snapshot(max_nodes, max_tokens, wanted, contexts)
+        if snapshot is None:
+            return {}
+        return snapshot.to_json() | ({} if known is None else {"programs": known})
 
     def called_tool(self, request_id: str, tool: str) -> None:
-        """The answer that its client knows by this id calls `tool`: `Contexts.called_tool`."""
-        if self._parts.radix is not None:
-            self._parts.radix.contexts.called_tool(request_id, tool)
+        """The answer that its client knows by this id calls `tool`: `Programs.called_tool`."""
+        if self._parts.programs is not None:
+            self._parts.programs.called_tool(request_id, tool)
 
     def why(self, request_id: str, cache_salt: str | None = None) -> list[dict[str, Any]]:
         """Why tokens of a request of this salt were not read from the cache: `Misses.explain`."""

@@ -25,12 +25,12 @@ from vllm.v1.request import Request
 from sgl_vllm.counters import counter
 from sgl_vllm.degrade import Guard
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
+from sgl_vllm.programs.hold import ContextHold
+from sgl_vllm.programs.programs import UNKNOWN, Programs
 from sgl_vllm.protocol.hints import Hints, read_hints
-from sgl_vllm.radix.contexts import UNKNOWN
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import Node
 from sgl_vllm.scheduler.fairness import DeficitCounters
-from sgl_vllm.scheduler.hold import ContextHold
 from sgl_vllm.scheduler.policy import WaitingQueue
 from sgl_vllm.scheduler.rows import MAX_PRIORITY
 from sgl_vllm.scheduler.scores import PrefixScores
@@ -85,10 +85,11 @@ class CacheAwareQueue(RequestQueue):
     lack of capacity. In a step in which deciding the order fails, the queue serves in order of
     arrival. Errors in the table of requests itself are not caught.
 
-    The order is decided once per step, when it is first needed: normally when vLLM begins to admit,
-    or before that, if a running request's allocation evicts blocks (`wanted`). A request preempted
-    after that is missing from the order, which does no harm, because vLLM admits nothing in a step
-    that has preempted.
+    The order is decided once per step: when vLLM begins to admit, or when the step begins, if the
+    running requests may need blocks that have to be evicted first. With it, the cache is told which
+    nodes the head of the queue matches, to evict these last. A request preempted after that is
+    missing from the order, which does no harm, because vLLM admits nothing in a step that has
+    preempted.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class CacheAwareQueue(RequestQueue):
         scheduler: Scheduler,
         waiting: WaitingQueue[Request],
         radix: RadixKVCacheManager | None,
+        programs: Programs | None,
         fairness: DeficitCounters | None,
         traces: RequestTraces | None = None,
         hold_s: float = 0.0,
@@ -111,18 +113,18 @@ class CacheAwareQueue(RequestQueue):
             min_saved_tokens = MIN_SAVED_TOKENS_ON_CPU if on_cpu else MIN_SAVED_TOKENS
             self.sharing = PrefillSharing(scheduler, waiting, radix, min_saved_tokens)
         self._hold: ContextHold | None = None
-        if radix is not None and hold_s:
-            self._hold = ContextHold(scheduler, waiting, radix, self._scores.score, hold_s)
+        self._programs = programs
+        if radix is not None and programs is not None and hold_s:
+            self._hold = ContextHold(radix, programs, hold_s)
         self._held_for_contexts: WeakSet[Request] = WeakSet()  # those that have been counted
         self._deferred: set[Request] = set()  # those that are held back in this step
         self._radix = radix
         self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
         self._tenants: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] = []  # of this step, or still of an earlier one
-        self._is_in_order = self._is_in_step = False
+        self._is_in_order = False
         self._place = 0  # requests of the order before it have been looked at
         self._next: Request | None = None  # neither popped nor held back
-        self._wanted: set[Node] | None = None
         self._guard = Guard(
             "the order of the queue",
             "requests are served in order of arrival in this step",
@@ -138,18 +140,22 @@ class CacheAwareQueue(RequestQueue):
     # -- a step -----------------------------------------------------------------------------------
 
     def step_starts(self) -> None:
-        self._next = self._wanted = None
+        self._next = None
         self._is_in_order = False
-        self._is_in_step = True
         self._place = 0
         if self.sharing is not None:
             self._guard.run(self.sharing.step_starts)
         if self._hold is not None:
             self._guard.run(self._hold.step_starts)
+        if self._programs is not None:
+            self._programs.step_starts()
+        if self._may_evict():
+            if len(self._waiting) == 1:  # a queue of one has no order, so it is not scored
+                self._guard.run(self._scores.refresh)
+            self._decide_order()
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
         """Count the requests that were popped and not put back as admitted."""
-        self._is_in_step = False
         self._scheduler.deferred_waiting -= self._deferred
         self._deferred.clear()
         num_scheduled = scheduler_output.num_scheduled_tokens
@@ -195,6 +201,11 @@ class CacheAwareQueue(RequestQueue):
         self._is_in_order = True
         order = self._guard.run(self._policy_order)
         self._order = self._waiting.by_arrival() if order is None else order
+        scheduler = self._scheduler
+        if self._radix is not None and self._radix.may_evict(
+            scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
+        ):
+            self._radix.evict_last(self.nodes_of_head())
 
     def _policy_order(self) -> list[Request]:
         if len(self._waiting) < 2:
@@ -209,6 +220,17 @@ class CacheAwareQueue(RequestQueue):
             last = self._fairness.without_credit(self._waiting.tenants)
         room_tokens = self._room_tokens()
         return self._waiting.order(time.time(), room_tokens=room_tokens, last_tenants=last)
+
+    def _may_evict(self) -> bool:
+        """Whether the running requests may need blocks of what waiting requests match."""
+        if self._radix is None or not self._waiting:
+            return False
+        running = self._scheduler.running
+        if not self._radix.may_evict(len(running), self._scheduler.max_num_scheduled_tokens):
+            return False
+        return self._radix.may_evict(len(running), 0) or any(
+            request.is_prefill_chunk for request in running
+        )
 
     def _room_tokens(self) -> int:
         """How many tokens fit into the free and evictable blocks."""
@@ -236,13 +258,15 @@ class CacheAwareQueue(RequestQueue):
                 continue
             if not self._is_held_back(request):
                 self._next = request
+                if self.sharing is not None:
+                    self._guard.run(self.sharing.note_siblings, request)
             elif request not in self._scheduler.deferred_waiting:
                 self._scheduler.deferred_waiting.add(request)
                 self._deferred.add(request)
         return self._next
 
     def _is_held_back(self, request: Request) -> bool:
-        if self._hold is not None and self._guard.run(self._hold.waits_for_contexts, request):
+        if self._guard.run(self._waits_for_contexts, request):
             if request not in self._held_for_contexts:
                 self._held_for_contexts.add(request)
                 self.counters.held_for_contexts += 1
@@ -252,22 +276,14 @@ class CacheAwareQueue(RequestQueue):
             return True
         return False
 
-    def wanted(self) -> set[Node]:
-        """The nodes that the head of the queue matches, so that they are evicted last.
+    def _waits_for_contexts(self, request: Request) -> bool:
+        if self._hold is None or not self._scheduler.running or not self._hold.may_wait(request):
+            return False
+        self._scores.score(request)
+        return self._hold.waits(request, self._waiting.match_of(request))
 
-        The same set for a whole step. Costs nothing in a step that evicts nothing. Between steps,
-        the head is that of the last order, and nothing is decided or matched anew.
-        """
-        if not self._is_in_step:
-            return self._nodes_of_head()
-        if self._wanted is None:
-            self._decide_order()
-            if len(self._waiting) == 1:  # a queue of one has no order, so it was not scored
-                self._guard.run(self._scores.refresh)
-            self._wanted = self._nodes_of_head()
-        return self._wanted
-
-    def _nodes_of_head(self) -> set[Node]:
+    def nodes_of_head(self) -> set[Node]:
+        """The nodes that the head of the queue, in the last order, is known to match."""
         return self._guard.run(self._matched_by_head) or set()
 
     def _matched_by_head(self) -> set[Node]:
@@ -293,8 +309,8 @@ class CacheAwareQueue(RequestQueue):
         tenant, hints = tenant_of(request), hints_of(request)
         priority = request.priority if self._has_priorities else 0
         standing = UNKNOWN
-        if self._radix is not None and not is_readmission:
-            standing = self._radix.contexts.arrived(request, hints)
+        if self._programs is not None and not is_readmission:
+            standing = self._programs.arrived(request, hints)
         fork = standing.fork if hints.fork is None else hints.fork
         self._waiting.add(
             request,

@@ -209,9 +209,9 @@ class WaitingRows(Generic[Item]):
         node: Node | None = self._nodes[self._slots[item]]
         return node
 
-    def num_matched(self, item: Item) -> int:
-        """Length, in tokens, of the cached prefix of a waiting item."""
-        return int(self._columns["matched"][self._slots[item]])
+    def match_of(self, item: Item) -> Match:
+        """The cached prefix of a waiting item."""
+        return Match(int(self._columns["matched"][self._slots[item]]), self.node_of(item))
 
     def next_tokens_key_of(self, item: Item) -> int:
         """Stands for the next tokens of a waiting item; `NO_GROUP` if they are unknown."""

@@ -1,7 +1,7 @@
 """Scored requests: log-probabilities of the end of a prompt whose beginning comes from the cache.
 
 Owns which prompt tokens a request asks for, and that its answer has the rows of these tokens only.
-Does not own the cap on the hit, which is the cache's (`SchedulerView.first_scored_token`).
+Does not own the cap on the hit, which is the cache's (`RadixKVCacheManager.first_scored`).
 
     prompt          [0 ............ n-1 | n ............ end)     sgl_score_from = n
     from the cache  [0 ......... n-1)
@@ -11,10 +11,9 @@ Does not own the cap on the hit, which is the cache's (`SchedulerView.first_scor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
 
@@ -50,10 +49,14 @@ class SelectCounters:
 
 
 class ScoredRequests:
-    """The live requests that ask for scores, each with its first scored token."""
+    """The live requests that ask for scores.
 
-    def __init__(self) -> None:
-        self._first_token: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+    Args:
+        first_token: the first scored token of each, for the cache to read.
+    """
+
+    def __init__(self, first_token: MutableMapping[Request, int]) -> None:
+        self._first_token = first_token
         self.counters = SelectCounters()
 
     def accept(self, request: Request) -> None:
@@ -74,10 +77,6 @@ class ScoredRequests:
             return
         request.skip_reading_prefix_cache = False
         self._first_token[request] = value
-
-    def first_token(self, request: Request) -> int | None:
-        """The first prompt token whose score `request` asks for; None if it asks for none."""
-        return self._first_token.get(request)
 
     def num_rows(self, requests: Iterable[Request]) -> dict[str, int]:
         """How many rows those of `requests` ask for that ask for any, by request id. Call it before

@@ -97,20 +97,22 @@ class PrefillSharing:
         self._leader_of = {}
         self._unfinished_prompts = None
 
-    def num_shared_with_siblings(self, request: Request) -> list[int]:
-        """Lengths, in tokens, of the prefixes that waiting `request` shares with other waiting
-        requests with the same next tokens, `MAX_SIBLINGS` of them at most. Of a prompt's last token
-        nothing is shared: it is always computed."""
+    def note_siblings(self, request: Request) -> None:
+        """Note for a cache that leaves checkpoints what `request`, to be admitted next, shares with
+        other waiting requests that have the same next tokens: the lengths of the prefixes, of
+        `MAX_SIBLINGS` requests at most. A prompt's last token is always computed."""
+        if self._radix.checkpoints is None or self._radix.is_off:
+            return
         record = self._radix.pool.records.of(request)
-        if record is None or request not in self._waiting:
-            return []
+        if record is None:
+            return
         lengths = []
         for sibling in self._waiting.siblings_of(request, MAX_SIBLINGS):
             other = self._radix.pool.records.of(sibling)
             if other is not None and other.namespace == record.namespace:
                 num_common = common_prefix_length(record.tokens, other.tokens)
                 lengths.append(min(num_common, sibling.num_tokens - 1))
-        return lengths
+        record.num_shared = lengths
 
     def waits_for_leader(self, request: Request) -> bool:
         """Whether `request` is held back until the next step."""

@@ -15,8 +15,8 @@ from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.jump import JumpCounters
+from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.misses import MissCounters
-from sgl_vllm.radix.programs import ProgramGauges
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.scheduler.queue import OrderCounters
 from sgl_vllm.scheduler.select import SelectCounters

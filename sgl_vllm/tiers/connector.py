@@ -111,7 +111,7 @@ class Tiers:
             answer.declined = 0
             return 0, False
         found, answer.is_async = original(request, num_computed_tokens)
-        first_scored = self._radix.scheduler.first_scored_token(request)
+        first_scored = self._radix.first_scored.get(request)
         if found and first_scored is not None and num_computed_tokens + found >= first_scored:
             # A load cannot be cut short, because connectors rely on what they offered.
             return 0, False

@@ -17,7 +17,7 @@ import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import GenRequest
-from sgl_vllm.radix.programs import ProgramGauges
+from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.browser.tree_tab import served

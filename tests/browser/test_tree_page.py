@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sgl_vllm.radix.programs import ProgramGauges
+from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.browser.tree_tab import Serve, Tab

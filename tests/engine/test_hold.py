@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sgl_vllm.programs.continuations import MIN_OUTCOMES
 from sgl_vllm.protocol.step_graph import Step, StepGraph
-from sgl_vllm.radix.continuations import MIN_OUTCOMES
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
 
@@ -29,8 +29,9 @@ class StoppedTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     clock = StoppedTime()
-    monkeypatch.setattr("sgl_vllm.radix.contexts.time", clock)
-    monkeypatch.setattr("sgl_vllm.scheduler.hold.time", clock)
+    monkeypatch.setattr("sgl_vllm.programs.programs.time", clock)
+    monkeypatch.setattr("sgl_vllm.radix.manager.time", clock)
+    monkeypatch.setattr("sgl_vllm.programs.hold.time", clock)
     return clock
 
 
@@ -135,7 +136,7 @@ def test_by_default_nothing_waits_and_nothing_is_learned(clock: StoppedTime) -> 
     server.start_long_answer()
     server.send("new", words(1000))
     assert "new" in server.machine.admitted
-    assert server.machine.scheduler.parts.radix.contexts.num_expected_blocks() == 0
+    assert server.machine.scheduler.parts.programs.num_expected_blocks() == 0
 
 
 def test_a_context_that_ends_is_not_waited_for_and_goes_first(clock: StoppedTime) -> None:
@@ -203,9 +204,9 @@ def test_a_step_that_is_not_known_yet_pauses_as_its_tool_does(clock: StoppedTime
 
 def test_a_graph_names_the_tool_that_a_program_is_in(clock: StoppedTime) -> None:
     server = Server(clock)
-    contexts = server.machine.scheduler.parts.radix.contexts
-    before = contexts.programs().in_tool
+    programs = server.machine.scheduler.parts.programs
+    before = programs.counts().in_tool
     server.serve(words(100), **step_of(TWICE, 0))
-    assert contexts.programs().in_tool == before + 1
+    assert programs.counts().in_tool == before + 1
     server.serve(words(100), **step_of(TWICE, 2))
-    assert contexts.programs().in_tool == before + 1
+    assert programs.counts().in_tool == before + 1

@@ -41,22 +41,6 @@ ADAPTERS = [None, LoRARequest("french", 1, "/french"), LoRARequest("german", 2, 
 CACHED = "cached"
 
 
-class Scorer:
-    """A scheduler in which requests may ask for scores."""
-
-    def __init__(self) -> None:
-        self.first_tokens: dict[str, int] = {}
-
-    def first_scored_token(self, request: Request) -> int | None:
-        return self.first_tokens.get(request.request_id)
-
-    def num_shared_with_siblings(self, request: Request) -> tuple[()]:
-        return ()
-
-    def wanted_nodes(self) -> tuple[()]:
-        return ()
-
-
 class Cache:
     """A manager without a model. `serve` runs a request from its admission to its end."""
 
@@ -65,9 +49,8 @@ class Cache:
         groups = [KVCacheGroupSpec(["layer"], spec)]
         config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         manager = KVCacheManager(config, 256, scheduler_block_size=SIZE, hash_block_size=SIZE)
-        self.scheduler = Scorer()
         options = {"why_exact": True, **options}
-        self.manager = RadixKVCacheManager.adopt(manager, scheduler=self.scheduler, **options)
+        self.manager = RadixKVCacheManager.adopt(manager, **options)
         self.names = map(str, itertools.count())
         self.hasher: Callable[..., Any] | None = None
         if hashes:  # for vLLM's own cache
@@ -229,7 +212,7 @@ def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeyp
         prompt = request.prompt_token_ids
         first_scored = rng.randrange(1, len(prompt) + 1) if rng.random() < 0.2 else None
         if first_scored is not None:
-            cache.scheduler.first_tokens[request.request_id] = first_scored
+            cache.manager.first_scored[request] = first_scored
         if rng.random() < 0.05:
             request.skip_reading_prefix_cache = True
         if rng.random() < 0.08:

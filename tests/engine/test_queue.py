@@ -306,14 +306,14 @@ def test_the_number_of_requests_matched_in_a_step_is_bounded(monkeypatch):
 
 
 def test_what_was_popped_in_a_step_is_scored_in_a_later_one():
-    """An eviction in the middle of a step may score while popped requests are not scored yet."""
+    """Ordering in the middle of a step may score while popped requests are not scored yet."""
     machine = Machine()
     for _ in range(MAX_SCORED + 36):
         machine.add(words(40))
     queue = machine.scheduler.parts.queue
     queue.step_starts()
     popped = [queue.pop_request() for _ in range(MAX_SCORED + 35)]
-    queue.wanted()
+    queue._scores.refresh()
     assert not queue.num_errors
     queue.prepend_requests(reversed(popped))
     machine.run()
@@ -502,7 +502,7 @@ def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
     """What the first step of `TWO` has taken in the mean, by what `program` would order by."""
     hints = read_hints(step(TWO, 0)["extra_args"], "")
     request = machine.add(prompt, **step(TWO, 0))
-    num_remaining = machine.scheduler.parts.radix.contexts.arrived(request, hints).num_remaining
+    num_remaining = machine.scheduler.parts.programs.arrived(request, hints).num_remaining
     machine.abort(request)
     return num_remaining // 2  # the other step counts as much
 

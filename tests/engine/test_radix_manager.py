@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.programs.programs import Programs
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.radix.hit_copies import max_copies
@@ -344,19 +345,22 @@ def test_who_cannot_pin_is_told_why_the_tree_is_off():
 @pytest.mark.parametrize("status", ["PREEMPTED", "WAITING_FOR_REMOTE_KVS"])
 def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
     cache = Cache()
+    programs = Programs(cache.manager, 0.0)
     cache.manager.new_step_starts()
     request = cache.request(PREFIX)
-    hints = Hints(program="p")
-    cache.manager.contexts.arrived(request, hints)
+    programs.arrived(request, Hints(program="p"))
     records = cache.manager.pool.records
-    records.of(request).is_continuation = True
     cache.allocate(request)
     request.status = RequestStatus[status]
     cache.manager.free(request)
-    record = records.of(request)
-    assert (record.hints, record.is_continuation, record.own) == (hints, True, None)
+    assert records.of(request).own is None
+    other = cache.request(PREFIX)
+    programs.arrived(other, Hints(program="p"))
+    counts = programs.counts()
+    assert counts is not None and counts.running == 1
     request.status = RequestStatus.FINISHED_ABORTED
     cache.manager.free(request)
+    records.discard(other)
     assert not [*records.all()]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sgl_vllm.radix.scheduler_view import NoScheduler
 from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
@@ -61,7 +60,7 @@ class Below:
     def __init__(self, found: int | None = 96, is_async: bool = True, **rule) -> None:
         self.connector = Connector(found, is_async)
         self.counters = RadixCounters()
-        radix: Any = SimpleNamespace(block_size=32, counters=self.counters, scheduler=NoScheduler())
+        radix: Any = SimpleNamespace(block_size=32, counters=self.counters, first_scored={})
         self.rule = LoadRule(**rule)
         self.tiers = Tiers(self.connector, radix, self.rule)
 

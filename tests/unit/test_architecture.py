@@ -30,7 +30,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.preview.engine",
     "sgl_vllm.preview.layers",
     "sgl_vllm.preview.gpu",
-    "sgl_vllm.radix.contexts",
+    "sgl_vllm.programs.programs",
     "sgl_vllm.radix.groups",
     "sgl_vllm.radix.pool",
     "sgl_vllm.radix.part",
@@ -60,7 +60,11 @@ MAY_IMPORT_VLLM = (
 MAY_NOT_IMPORT = {
     # A package, and what it may not depend on.
     "sgl_vllm.fsm": ("sgl_vllm.radix", "sgl_vllm.scheduler", "sgl_vllm.jump", "sgl_vllm.plugin"),
-    "sgl_vllm.radix": ("sgl_vllm.fsm", "sgl_vllm.scheduler", "sgl_vllm.jump", "sgl_vllm.plugin"),
+    "sgl_vllm.radix": (
+        *("sgl_vllm.fsm", "sgl_vllm.programs", "sgl_vllm.scheduler"),
+        *("sgl_vllm.jump", "sgl_vllm.plugin"),
+    ),
+    "sgl_vllm.programs": ("sgl_vllm.fsm", "sgl_vllm.scheduler", "sgl_vllm.jump", "sgl_vllm.plugin"),
     "sgl_vllm.approximate": ("sgl_vllm.fsm", "sgl_vllm.scheduler", "sgl_vllm.plugin"),
     "sgl_vllm.jump": ("sgl_vllm.scheduler", "sgl_vllm.plugin"),
     "sgl_vllm.scheduler": ("sgl_vllm.plugin", "sgl_vllm.routes"),

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sgl_vllm.programs.continuations import Continuations, Origin
+from sgl_vllm.programs.step_graphs import StepGraphs
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, Hints
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
 from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph, StepName
-from sgl_vllm.radix.continuations import Continuations, Origin
 from sgl_vllm.radix.keys import TokenKeys
 from sgl_vllm.radix.misses import Misses
-from sgl_vllm.radix.step_graphs import StepGraphs
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.routing.router import PrefixRouter

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm import envs
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
-from sgl_vllm.radix.programs import ProgramGauges
+from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes import metrics
 from sgl_vllm.routes.metrics import SglCollector

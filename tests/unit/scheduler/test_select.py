@@ -34,18 +34,18 @@ def log() -> Iterator[list[str]]:
     "value", [0, 5, -1, True, 2.5, None, "x" * 1_000_000, [7] * 100_000, {"x": "x" * 1000}]
 )
 def test_a_value_that_is_no_index_is_one_short_line_in_the_log(value, log) -> None:
-    scored = select.ScoredRequests()
+    first_tokens: dict[Request, int] = {}
     asked = request("\n\x1b" * 1_000_000, value)
-    scored.accept(asked)
-    assert scored.first_token(asked) is None
+    select.ScoredRequests(first_tokens).accept(asked)
+    assert not first_tokens
     assert asked.skip_reading_prefix_cache
     assert len(log) == (value is not None)
     assert not any(len(line) > 700 or "xxx" in line or not line.isprintable() for line in log)
 
 
 def test_a_valid_index_lets_the_request_read_the_cache() -> None:
-    scored = select.ScoredRequests()
+    first_tokens: dict[Request, int] = {}
     asked = request("a", 4)
-    scored.accept(asked)
-    assert scored.first_token(asked) == 4
+    select.ScoredRequests(first_tokens).accept(asked)
+    assert first_tokens == {asked: 4}
     assert not asked.skip_reading_prefix_cache

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl_vllm.programs.step_graphs import MAX_GRAPHS, MEMORY, KnownStep, MeasuredGraph, StepGraphs
 from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.protocol.step_graph import (
     MAX_GRAPH_CHARS,
@@ -19,7 +20,6 @@ from sgl_vllm.protocol.step_graph import (
     StepName,
     digest_of,
 )
-from sgl_vllm.radix.step_graphs import MAX_GRAPHS, MEMORY, KnownStep, MeasuredGraph, StepGraphs
 
 LINE = StepGraph((Step(), Step(0, "search"), Step(1, "read")))
 FORK = StepGraph((Step(), Step(0), Step(0), Step(0, None, (1, 2)), Step()))
@@ -130,7 +130,7 @@ def test_a_text_that_is_no_graph_is_read_once_with_a_warning(
 def test_a_graph_of_which_no_step_is_named_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = StepGraphs()
     graphs.step_of("me", hints_of(LINE, 100))
-    monkeypatch.setattr("sgl_vllm.radix.step_graphs.read_graph", None)
+    monkeypatch.setattr("sgl_vllm.programs.step_graphs.read_graph", None)
     assert graphs.step_of("me", hints_of(LINE, 100)) is None
     assert graphs.step_of("me", hints_of(LINE, 1)) is not None
 

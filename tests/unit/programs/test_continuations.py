@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_vllm.radix.continuations import (
+from sgl_vllm.programs.continuations import (
     MAX_KINDS,
     MAX_OUTCOMES,
     MAX_REMEMBERED,

@@ -1,8 +1,8 @@
 """Which cached contexts will be continued soon, as far as earlier pauses tell.
 
 Owns the contexts that ended requests have left, the pauses until they are continued, and the
-estimate that follows from them. Does not own what is done about it (`scheduler/hold.py`), nor what
-is shown of it (`programs.py`). Pure.
+estimate that follows from them. Does not own what is done about it (`hold.py`), nor what is shown
+(`states.py`). Pure.
 
 A session of an agent or a chat is continued by a request whose prompt extends an earlier prompt.
 What came between, a tool that ran or a person who thought, is a pause that the engine sees without
@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sgl_vllm.programs.lru_per_tenant import LruPerTenant
 from sgl_vllm.protocol.hints import Hint
 from sgl_vllm.radix.blocks import BlockTable
-from sgl_vllm.radix.lru_per_tenant import LruPerTenant
 from sgl_vllm.radix.node import Namespace, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 

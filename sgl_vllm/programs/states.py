@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any  # Any: JSON
 
 from sgl_vllm.counters import gauge
-from sgl_vllm.radix.continuations import Context
+from sgl_vllm.programs.continuations import Context
 
 MAX_TOOLS = 10
 """Tools that are listed, those that most contexts wait for."""
@@ -65,37 +65,6 @@ class ProgramGauges:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSnapshot:
-    """The contexts that wait for one tool, and for how long the first of them has."""
-
-    name: str
-    num_contexts: int
-    longest_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramsSnapshot:
-    """The programs of one engine at one moment.
-
-    Attributes:
-        longest_in_tool_s: for how long the first of all contexts has waited for its tool; None if
-            none does.
-        tools: the most frequent tools, where their names may be shown.
-    """
-
-    counts: ProgramGauges
-    longest_in_tool_s: float | None
-    tools: tuple[ToolSnapshot, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **asdict(self.counts),
-            "longest_in_tool_s": self.longest_in_tool_s,
-            "tools": [asdict(tool) for tool in self.tools],
-        }
-
-
 def state_of(context: Context) -> State:
     """What the program of a context that has not been continued is doing, as far as this context
     tells."""
@@ -123,20 +92,23 @@ def count_programs(
     return ProgramGauges(**{state.value: num for state, num in Counter(states.values()).items()})
 
 
-def longest_in_tool_s(paused: Iterable[Context], now_s: float) -> float | None:
-    """For how long the first of these contexts has waited for its tool; None if none does."""
+def programs_json(
+    counts: ProgramGauges, paused: Iterable[Context], named: Collection[Context], now_s: float
+) -> dict[str, Any]:
+    """The programs of one engine at one moment, as JSON: the counts; `longest_in_tool_s`, for how
+    long the first of the `paused` contexts has waited for its tool, None if none does; and `tools`,
+    those that most of the contexts in `named` wait for, at most `MAX_TOOLS`."""
     began_s = min((one.ended_s for one in paused if one.origin.tool is not None), default=None)
-    return None if began_s is None else round(now_s - began_s, 3)
-
-
-def most_frequent_tools(paused: Collection[Context], now_s: float) -> tuple[ToolSnapshot, ...]:
-    """The tools that most of these contexts wait for, at most `MAX_TOOLS`."""
-    contexts: dict[str, list[float]] = {}
-    for context in paused:
+    waits: dict[str, list[float]] = {}
+    for context in named:
         if context.origin.tool is not None:
-            contexts.setdefault(str(context.origin.tool), []).append(context.ended_s)
-    tools = sorted(contexts.items(), key=lambda one: (-len(one[1]), one[0]))
-    return tuple(
-        ToolSnapshot(name, len(began_s), round(now_s - min(began_s), 3))
-        for name, began_s in tools[:MAX_TOOLS]
-    )
+            waits.setdefault(str(context.origin.tool), []).append(now_s - context.ended_s)
+    tools = sorted(waits.items(), key=lambda one: (-len(one[1]), one[0]))[:MAX_TOOLS]
+    return {
+        **asdict(counts),
+        "longest_in_tool_s": None if began_s is None else round(now_s - began_s, 3),
+        "tools": [
+            {"name": name, "num_contexts": len(waited_s), "longest_s": round(max(waited_s), 3)}
+            for name, waited_s in tools
+        ],
+    }

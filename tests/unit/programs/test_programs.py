@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.radix.continuations import (
+from sgl_vllm.programs.continuations import (
     KEEP_ENDED_S,
     MAX_PAUSE_S,
     MAX_REMEMBERED,
     Continuations,
     Origin,
 )
-from sgl_vllm.radix.programs import (
+from sgl_vllm.programs.states import (
     MAX_TOOLS,
+    ProgramGauges,
     count_programs,
-    longest_in_tool_s,
-    most_frequent_tools,
+    programs_json,
 )
 from sgl_vllm.radix.tokens import Tokens, pack
 from sgl_vllm.radix.tree import RadixTree
@@ -133,11 +133,10 @@ class History:
             and self.now_s - one.paused_since <= MAX_PAUSE_S
         ]
         longest_s = max((self.now_s - since for _, since in waiting), default=None)
-        assert longest_in_tool_s(paused, self.now_s) == longest_s
-        tools = {one.name: one for one in most_frequent_tools(paused, self.now_s)}
-        assert {name: one.num_contexts for name, one in tools.items()} == Counter(
-            tool for tool, _ in waiting
-        )
+        shown = programs_json(ProgramGauges(), paused, paused, self.now_s)
+        assert shown["longest_in_tool_s"] == longest_s
+        tools = {one["name"]: one["num_contexts"] for one in shown["tools"]}
+        assert tools == Counter(tool for tool, _ in waiting)
 
 
 NUMBERS = st.sampled_from(list(PROGRAMS))
@@ -183,7 +182,7 @@ def test_no_more_programs_are_remembered_than_the_limits_say() -> None:
     counts = count_programs([], paused, history.continuations.ended_programs(now_s))
     assert counts.in_tool == MAX_REMEMBERED
     assert 0 < counts.ended <= MAX_REMEMBERED
-    assert len(most_frequent_tools(paused, now_s)) == MAX_TOOLS
+    assert len(programs_json(counts, paused, paused, now_s)["tools"]) == MAX_TOOLS
     last = [*range(len(prompts) - MAX_REMEMBERED, len(prompts))]
     assert [one.origin.program for one in paused] == last
     # All of these, and only these, are recognized when they go on.
@@ -200,8 +199,7 @@ def test_the_oldest_and_most_frequent_tools_are_named() -> None:
         history.answer(number, "text")
         history.told(number, tool)
     paused = [one for _, one in history.continuations.paused(6.0)]
-    tools = most_frequent_tools(paused, 6.0)
-    assert [(one.name, one.num_contexts, one.longest_s) for one in tools] == [
-        ("b", 2, 5.0),
-        ("a", 1, 1.0),
+    assert programs_json(ProgramGauges(), paused, paused, 6.0)["tools"] == [
+        {"name": "b", "num_contexts": 2, "longest_s": 5.0},
+        {"name": "a", "num_contexts": 1, "longest_s": 1.0},
     ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sgl_vllm.radix.continuations import Context
+from sgl_vllm.programs import hold
+from sgl_vllm.programs.continuations import Context
+from sgl_vllm.programs.hold import ContextHold
 from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.radix.tokens import pack
-from sgl_vllm.scheduler import hold
-from sgl_vllm.scheduler.hold import ContextHold
-from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 
 SIZE = 10
 HOLD_S = 5.0
@@ -44,10 +43,6 @@ class Cache:
     def groups(self) -> Any:
         return SimpleNamespace(tokens_in=lambda n: n * self.block_size // self.num_groups)
 
-    @property
-    def contexts(self) -> Cache:
-        return self
-
     def num_expected_blocks(self) -> int:
         self.num_asked += 1
         return self.num_expected
@@ -58,22 +53,13 @@ class Engine:
     """A hundred blocks are free or evictable; `num_expected` of them hold expected contexts."""
 
     cache: Cache
-    running: list[object] = field(default_factory=lambda: [object()])
 
     def __post_init__(self) -> None:
-        self.waiting: WaitingQueue[Any] = WaitingQueue("lpm", Bound(1000, 1.0), window=100)
         cache: Any = self.cache
-        scheduler: Any = self
-        self.hold = ContextHold(scheduler, self.waiting, cache, self._score, HOLD_S)
-        self._match = Match(0, None)
+        self.hold = ContextHold(cache, cache, HOLD_S)
 
     def must_wait(self, request: Any, num_cached: int = 0, node: Node | None = None) -> bool:
-        self.waiting.add(request, request.num_tokens)
-        self._match = Match(num_cached, node)
-        return self.hold.waits_for_contexts(request)
-
-    def _score(self, request: Any) -> None:
-        self.waiting.score(request, self._match)
+        return self.hold.may_wait(request) and self.hold.waits(request, Match(num_cached, node))
 
 
 @pytest.fixture(autouse=True)
@@ -103,12 +89,6 @@ def test_no_request_waits_for_longer_than_it_may(now: SimpleNamespace) -> None:
     assert engine().must_wait(Request(900))
     now.s = 105.0
     assert not engine().must_wait(Request(900))
-
-
-def test_no_request_waits_while_nothing_runs() -> None:
-    idle = engine()
-    idle.running.clear()
-    assert not idle.must_wait(Request(900))
 
 
 def test_a_preempted_request_does_not_wait() -> None:

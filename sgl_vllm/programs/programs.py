@@ -1,0 +1,245 @@
+"""The programs that use an engine: what each request continues, and what it leaves in the cache.
+
+Owns which program a request belongs to, how much of it remains, which requests leave a context, and
+under which kinds of ends its pause is learned. Does not own the estimates (`continuations.py`,
+`step_graphs.py`), the states of programs (`states.py`), nor what a hint says (`protocol/hints.py`).
+
+The queue tells of arrivals, and asks. What ended requests have left is read from the cache before
+anything else is done here. A request ahead of time (`Hints.is_ahead`) is none of its program's
+steps: it neither continues a context nor leaves one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar  # Any: JSON, and what passes through
+from weakref import WeakKeyDictionary
+
+from vllm.v1.request import RequestStatus
+
+from sgl_vllm.degrade import Guard
+from sgl_vllm.programs.continuations import Continuations, Origin
+from sgl_vllm.programs.states import ProgramGauges, count_programs, programs_json, state_of
+from sgl_vllm.programs.step_graphs import KnownStep, StepGraphs
+from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hint, Hints
+from sgl_vllm.protocol.request_ids import is_of_client
+from sgl_vllm.radix.keys import is_salted
+from sgl_vllm.radix.node import Node
+from sgl_vllm.radix.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from sgl_vllm.radix.manager import Left, RadixKVCacheManager
+    from sgl_vllm.radix.tree import RadixTree
+
+logger = logging.getLogger("vllm.sgl_vllm.radix")
+
+Json = dict[str, Any]
+Result = TypeVar("Result")
+
+
+class Standing(NamedTuple):
+    """Where a request stands in its program.
+
+    Attributes:
+        num_remaining: how many tokens the program is expected to have left to compute. If its graph
+            does not tell, as many as were computed for its context so far: the longer it has run,
+            the longer it is likely to go on.
+        fork: equal for the branches of one fork, as far as the graph tells of them.
+    """
+
+    num_remaining: int = 0
+    fork: Hashable = None
+
+
+UNKNOWN = Standing()
+
+
+@dataclass(slots=True)
+class _Member:
+    """What is known of a live request.
+
+    Attributes:
+        program: equal for requests of one program of one tenant. Without a hint a request has its
+            own.
+        hints: what its client says of what follows.
+        step: of its program; None if it names none, or none of a known graph.
+        is_continuation: whether it continues the context of an earlier request.
+        num_served: the tokens that were computed for the requests that it continues.
+    """
+
+    program: Hashable
+    hints: Hints = NO_HINTS
+    step: KnownStep | None = None
+    is_continuation: bool = False
+    num_served: int = 0
+
+    @property
+    def next_tool(self) -> Hint:
+        """What runs before its context is continued, as its client or its program's graph says."""
+        if self.hints.next_tool is not None or self.step is None:
+            return self.hints.next_tool
+        return self.step.next_tool
+
+    def kinds_of_end(self, request: Request) -> list[Hashable]:
+        """What the pause after its answer is learned under, the most specific first. An answer that
+        calls a tool ends with other tokens than one to a person."""
+        step = [("step", self.hints.step)] if self.step is not None else []
+        if self.next_tool is not None:
+            return [*step, ("tool", self.next_tool)]
+        last = request.output_token_ids[-2:]
+        return [*step, tuple(last), ("last", *last[-1:])]
+
+
+class Programs:
+    """The programs of one engine. While the tree is off, nothing is known of them.
+
+    Args:
+        horizon_s: contexts that will be continued within this many seconds are expected; with 0
+            none is.
+    """
+
+    def __init__(self, radix: RadixKVCacheManager, horizon_s: float) -> None:
+        self._radix = radix
+        self._continuations = Continuations(horizon_s)
+        self._graphs = StepGraphs()
+        self._members: WeakKeyDictionary[Request, _Member] = WeakKeyDictionary()
+        self._guard = Guard(
+            "the record of programs", "the request counts as one without hints", logger
+        )
+
+    def arrived(self, request: Request, hints: Hints) -> Standing:
+        """`request` has arrived with these hints. It may continue a context."""
+        return self._guarded(self._arrived, request, hints) or UNKNOWN
+
+    def _arrived(self, tree: RadixTree, request: Request, hints: Hints) -> Standing:
+        record = self._radix.pool.records.of(request)
+        member = self._members[request] = _Member(request.request_id)
+        if record is None or record.namespace is None:
+            return UNKNOWN
+        member.hints = hints
+        if hints.program is not None:
+            member.program = record.namespace.adapter, record.namespace.salt, hints.program
+        if hints.is_ahead:
+            return UNKNOWN
+        step = member.step = self._graphs.step_of(record.namespace, hints)
+        context = self._continuations.arrived(record.namespace, record.tokens, time.monotonic())
+        if context is not None:
+            member.is_continuation, member.num_served = True, context.origin.num_served
+        if step is None:
+            return Standing(member.num_served)
+        fork, remaining = None, step.remaining_tokens
+        if step.fork is not None and hints.program is not None:
+            fork = hints.program, step.graph, step.fork
+        return Standing(member.num_served if remaining is None else remaining, fork)
+
+    def step_starts(self) -> None:
+        """A step begins, which may evict what ended requests have left."""
+        if self._radix.left:
+            self._guarded(lambda tree: None)
+
+    def _left(self, tree: RadixTree, left: Left) -> None:
+        """What an ended request has computed is in the tree. If it got its whole answer, this is a
+        context."""
+        record, ended_s = left
+        request, leaf = record.request, record.leaf
+        member = self._members.pop(request, None)
+        if member is None or member.hints.is_ahead:
+            return
+        if member.step is not None and request.num_output_tokens > 0:
+            member.step.ended(record.num_computed)
+        if leaf is None or leaf.parent is None:
+            return
+        if member.hints.ends:
+            tree.record_end(leaf, member.hints.ends)
+            self._continuations.program_ended(member.program, ended_s)
+        elif request.status != RequestStatus.FINISHED_ABORTED:
+            self._continuations.ended(
+                record.namespace,
+                record.tokens[: TOKEN_BYTES * request.num_prompt_tokens],
+                leaf,
+                member.kinds_of_end(request),
+                ended_s,
+                member.hints.next_in_s,
+                Origin(
+                    request.request_id,
+                    member.program,
+                    member.next_tool,
+                    member.is_continuation,
+                    member.num_served + record.num_computed,
+                ),
+            )
+
+    def called_tool(self, request_id: str, tool: str) -> None:
+        """The answer to the requests that their client knows by this id calls `tool`. Without
+        effect if it has been continued already, or is forgotten."""
+        self._guarded(
+            lambda tree: self._continuations.called_tool(
+                lambda name: is_of_client(name, request_id), tool[:MAX_HINT_LENGTH]
+            )
+        )
+
+    def counts(self) -> ProgramGauges | None:
+        """How many programs are in each state; None if that is not known. O(requests and contexts):
+        0.4 ms for 1,000 requests and all that is remembered."""
+        return self._guarded(self._counts, time.monotonic())
+
+    def _counts(self, tree: RadixTree, now_s: float) -> ProgramGauges:
+        return count_programs(
+            (member.program for member in self._members.values()),
+            (context for _, context in self._continuations.paused(now_s)),
+            self._continuations.ended_programs(now_s),
+        )
+
+    def snapshot(self, *, shows_tools: bool) -> tuple[Json | None, dict[Node, Json]]:
+        """The programs of all tenants as JSON, and by node the contexts that end there and have not
+        been continued: the state of their program, for how long they have paused, and the tool that
+        runs. Nothing if that is not known. O(requests and contexts).
+
+        Args:
+            shows_tools: with the names of tools, of tenants without a `cache_salt`.
+        """
+        return self._guarded(self._snapshot, time.monotonic(), shows_tools) or (None, {})
+
+    def _snapshot(
+        self, tree: RadixTree, now_s: float, shows_tools: bool
+    ) -> tuple[Json, dict[Node, Json]]:
+        paused = list(self._continuations.paused(now_s))
+        named = {one for namespace, one in paused if shows_tools and not is_salted(namespace)}
+        contexts = {
+            one.leaf: {
+                "state": state_of(one).value,
+                "paused_s": round(now_s - one.ended_s, 3),
+                "tool": str(one.origin.tool)
+                if one in named and one.origin.tool is not None
+                else None,
+            }
+            for _, one in paused
+            if one.leaf is not None
+        }
+        counts = self._counts(tree, now_s)
+        return programs_json(counts, [one for _, one in paused], named, now_s), contexts
+
+    def num_expected_blocks(self) -> int:
+        """Evictable blocks of contexts that will be continued soon."""
+        return (
+            self._guarded(
+                lambda tree: self._continuations.num_expected_blocks(tree.blocks, time.monotonic())
+            )
+            or 0
+        )
+
+    def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
+        """The result of `step`, called with the tree when all that was left is known; None if it
+        fails, or while the tree is off."""
+        tree = self._radix.tree
+        if tree is None:
+            return None
+        left, self._radix.left = self._radix.left, []
+        for one in left:
+            self._guard.run(self._left, tree, one)
+        return self._guard.run(step, tree, *args)
