@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Any
 import torch
 from vllm.outputs import RequestOutput
 
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.request_keys import REUSE, SEGMENTS
+from sgl_vllm.radix.tokens import pack
 from tests.engine.engine import Engine, greedy
 
+NAMESPACE = CacheNamespace(None, None)
 HEAD, QUESTION = "Read what follows.\n", "Which of them is slow?"
 
 
@@ -103,3 +107,37 @@ def whole_blocks(
     contents = [cache[blocks].clone() for cache in caches]
     finish(engine)
     return blocks, contents
+
+
+def num_computed(engine: Engine, prompt: Prompt, share: float, num_hit: int) -> int:
+    """All tokens past a hit but those of each segment after its first `share`."""
+    head, *segments, question = map(len, prompt.pieces(engine))
+    computed, position = head + question, head
+    for length in segments:
+        first = max(position + math.ceil(share * length), num_hit + 1)
+        computed += min(first - position, length)
+        position += length
+    return computed - num_hit
+
+
+def play(engine: Engine, prompts, max_tokens: int) -> list:
+    """Prompts and whether each may reuse, all at once."""
+    return engine.llm.generate(
+        [prompt.as_prompt(engine) for prompt, _ in prompts],
+        [greedy(max_tokens, extra_args=prompt.extra_args(reuses)) for prompt, reuses in prompts],
+        use_tqdm=False,
+    )
+
+
+def logprobs(output) -> list[dict[int, float]]:
+    return [
+        {token: one.logprob for token, one in row.items()} for row in output.outputs[0].logprobs
+    ]
+
+
+def places(engine: Engine, prompt: Prompt) -> list[int]:
+    """Where the index would copy a prompt's segments from: the position of each one's first token
+    there."""
+    index = engine.scheduler.parts.approximate.index
+    found = [index.find(NAMESPACE, pack(piece)) for piece in prompt.pieces(engine)[1:-1]]
+    return [-1 if donor is None else donor.start for donor in found]

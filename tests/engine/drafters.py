@@ -15,7 +15,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from sgl_vllm.demo import MODEL_PATH
+from tests.engine import window_models
+from tests.engine.engine import Engine
 from tests.engine.programs import Call, Phase, Program
 from tests.platforms.platform import Platform
 
@@ -55,10 +59,14 @@ def why_it_cannot_run(method: str, platform: Platform) -> str | None:
     return None
 
 
-def speculation(method: str, folder: Path, *, is_async: bool = False) -> dict[str, Any]:
+def speculation(
+    method: str, folder: Path, *, model: str = "demo", is_async: bool = False
+) -> dict[str, Any]:
     """vLLM's `speculative_config` for a method; a drafter's weights are written to `folder`.
 
     Args:
+        model: one of `soak_models.MODELS`. EAGLE's drafter for the demo model is often right; for
+            the others it is random, and hardly ever.
         is_async: whether the engine schedules asynchronously, for which n-grams have a method of
             their own.
     """
@@ -66,12 +74,34 @@ def speculation(method: str, folder: Path, *, is_async: bool = False) -> dict[st
     if method == "ngram":
         name = "ngram_gpu" if is_async else "ngram"
         return drafts | {"method": name, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    if method == "mtp":  # a drafter does not take over the model's backend
+        return drafts | ({"attention_backend": "CPU_MLA"} if model == "deepseek_v3" else {})
     if method == "draft_model":  # the model drafts for itself
         return drafts | {"model": str(MODEL_PATH)}
-    if method == "eagle3":
-        return drafts | {"model": str(write_eagle3_drafter(folder / "eagle3"))}
-    assert method == "eagle"
-    return drafts | {"model": str(write_eagle_drafter(folder / "eagle"))}
+    if model != "demo":
+        path = window_models.write_eagle_drafter(folder / method, is_eagle3=method == "eagle3")
+        return drafts | {"model": path}
+    write = {"eagle": write_eagle_drafter, "eagle3": write_eagle3_drafter}[method]
+    return drafts | {"model": str(write(folder / method))}
+
+
+@contextmanager
+def counting_drafts(engine: Engine) -> Iterator[Counter[str]]:
+    """Counts the drafts that the model has verified, and those that it has accepted."""
+    counts: Counter[str] = Counter()
+    scheduler = engine.scheduler
+    make_stats = scheduler.make_spec_decoding_stats
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        counts["drafts"] += kwargs["num_draft_tokens"]
+        counts["accepted"] += kwargs["num_accepted_tokens"]
+        return make_stats(*args, **kwargs)
+
+    scheduler.make_spec_decoding_stats = counted
+    try:
+        yield counts
+    finally:
+        del scheduler.make_spec_decoding_stats  # the class has it
 
 
 def write_eagle_drafter(folder: Path) -> Path:

@@ -6,6 +6,7 @@ those that its hash stands for, that nothing is announced twice, and nothing unk
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -35,11 +36,13 @@ class Subscriber:
     Attributes:
         known: the blocks announced, and not removed since.
         kinds: by group, what the events say of its layers.
+        listeners: get all events, too.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.known: set[Block] = set()
         self.kinds: dict[int, str | None] = {}
+        self.listeners: list[Callable[[list[Any]], None]] = []
         self._scheduler: Any = scheduler
         self._requests: list[Request] = []
         self._sizes = [
@@ -56,18 +59,21 @@ class Subscriber:
         self._scheduler.kv_event_publisher = self
 
     def publish(self, batch: Any) -> None:
-        meanings = self._meanings()
-        for event in batch.events:
-            self._apply(event, meanings)
+        self._apply_all(batch.events)
 
     def shutdown(self) -> None:
         pass
 
     def read_all(self) -> None:
         """Also what has not been published yet."""
-        meanings = self._meanings()
-        for event in self._scheduler.kv_cache_manager.take_events():
+        self._apply_all(self._scheduler.kv_cache_manager.take_events())
+
+    def _apply_all(self, events: Iterable[Any]) -> None:
+        events, meanings = list(events), self._meanings()
+        for event in events:
             self._apply(event, meanings)
+        for listener in self.listeners:
+            listener(events)
 
     def _meanings(self) -> dict[Any, tuple[str | None, tuple[int, ...]]]:
         """What vLLM's hashes of all requests stand for: a tenant, and all tokens up to there."""

@@ -7,28 +7,21 @@ backend computes both.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.config import VllmConfig
 from vllm.platforms.cpu import CpuPlatform
 
-from sgl_vllm.demo import MODEL_PATH
+from tests.engine.window_models import random_model, save
 
 BLOCK_SIZE = 16
 """The only one of the reference backend, as 512 and 64 are the only sizes of latent vectors."""
 
 CONFIG: dict[str, Any] = {
-    "model_type": "deepseek_v2",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
     "first_k_dense_replace": 4,  # no experts: a choice of them would turn rounding into other texts
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "q_lora_rank": None,
     "kv_lora_rank": 512,
@@ -48,7 +41,6 @@ CONFIG: dict[str, Any] = {
         "mscale": 0.707,
         "mscale_all_dim": 0.707,
     },
-    "tie_word_embeddings": False,
 }
 
 LAST_NORM = 5.0
@@ -62,12 +54,7 @@ def engine_args(model: Path) -> dict[str, Any]:
 
 def write_model(folder: Path) -> Path:
     """Write the model, with the demo model's tokenizer, into a new folder. Takes about a second."""
-    folder.mkdir(parents=True)
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(MODEL_PATH / file, folder / file)
-    demo = AutoConfig.from_pretrained(MODEL_PATH)
-    tokens = {name: getattr(demo, name) for name in ("vocab_size", "eos_token_id", "bos_token_id")}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG, **tokens))
+    model = random_model("deepseek_v2", CONFIG)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -75,7 +62,7 @@ def write_model(folder: Path) -> Path:
                 weight.fill_(LAST_NORM if name == "model.norm.weight" else 1.0)
             else:
                 weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
-    model.save_pretrained(folder)
+    save(model, folder)
     return folder
 
 

@@ -7,17 +7,14 @@ little to an embedding. So drafts are often right, and depend on the layer's own
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from sgl_vllm.demo import MODEL_PATH
 from tests.engine import mla_model
+from tests.engine.window_models import random_model, save
 
 NUM_LAYERS = 2
 """Of the model. The one of MTP comes after them."""
@@ -29,12 +26,8 @@ FIRST_SHARE = 0.2
 """How much the first layer adds, beside the second."""
 
 _COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
     "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": 4,
     "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
     "num_nextn_predict_layers": 1,
 }
 _WITH_EXPERTS: dict[str, Any] = {
@@ -76,6 +69,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """By transformers' kind of model: what its configuration has over `_COMMON`."""
 
 
+TINY = {"glm4_moe": 27, "deepseek_v3": 54, "exaone_moe": 45}
+"""Blocks of a cache that holds hardly more than the longest request, if its prompt is computed in
+chunks."""
+
+
 def engine_args(kind: str, model: Path) -> dict[str, Any]:
     """Of an engine for the model."""
     return mla_model.engine_args(model) if kind == "deepseek_v3" else {"model": str(model)}
@@ -83,13 +81,7 @@ def engine_args(kind: str, model: Path) -> dict[str, Any]:
 
 def write_model(kind: str, folder: Path) -> Path:
     """Write a model, with the demo model's tokenizer, into a new folder. Takes about a second."""
-    folder.mkdir(parents=True)
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(MODEL_PATH / file, folder / file)
-    demo = json.loads((MODEL_PATH / "config.json").read_text())
-    tokens = {name: demo[name] for name in ("vocab_size", "eos_token_id", "bos_token_id")}
-    config = AutoConfig.for_model(kind, **_COMMON, **CONFIGS[kind], **tokens, pad_token_id=0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = random_model(kind, {**_COMMON, **CONFIGS[kind]})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -100,8 +92,8 @@ def write_model(kind: str, folder: Path) -> Path:
                 weight.normal_(0.0, spread, generator=generator)
                 if "layers.0." in name and ("o_proj" in name or "down_proj" in name):
                     weight.mul_(FIRST_SHARE)
-    model.save_pretrained(folder, max_shard_size="1GB")
-    _add_mtp_layer(folder, kind, config.hidden_size)
+    save(model, folder)
+    _add_mtp_layer(folder, kind, model.config.hidden_size)
     return folder
 
 

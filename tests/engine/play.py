@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import scored_rows
 from tests.engine.engine import Ask, Engine
+from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.programs import MAX_MODEL_LEN, Call, Phase, Program
 
 HANG_PASSES, HANG_S = 300, 120.0
@@ -349,6 +350,13 @@ def _counts(engine: Engine) -> Counter[str]:
         counts["select scores"] = stats.select.scored_requests if stats.select is not None else 0
         counts["overtakes"] = order.overtakes if order is not None else 0
     return counts
+
+
+def references_on(engine: Engine, program: Program) -> References:
+    """What a stock engine without a cache answers, which schedules step by step (`REFERENCE`)."""
+    with decoding_one_by_one(engine.scheduler):
+        narrowed = play(engine, program, None, give_up=False)
+    return References(narrowed, play(engine, program, narrowed.prompts, give_up=False))
 
 
 def differences(

@@ -3,14 +3,16 @@ caches that vLLM runs on a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine import mla_model, recurrent_models, window_models
+from tests.engine import mla_model, mtp_models, recurrent_models, window_models
+from tests.engine.engine import Engine
 from tests.engine.play import LOGPROB_TOLERANCE, NEAR_TIE
 from tests.engine.programs import MAX_MODEL_LEN
 
@@ -91,10 +93,39 @@ def _deepseek_v2(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
     )
 
 
+def _mtp(kind: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
+    def written(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
+        mla_model.allow_prefix_caching(patch)
+        is_mla = kind == "deepseek_v3"
+        return SoakModel(
+            engine_args=mtp_models.engine_args(kind, mtp_models.write_model(kind, folder)),
+            block_sizes=(mla_model.BLOCK_SIZE if is_mla else 32,),
+            fewest_blocks=mtp_models.TINY[kind],
+            chunk_sizes=(48, 96),
+            is_always_chunked=True,
+        )
+
+    return written
+
+
 MODELS: dict[str, Callable[[Path, pytest.MonkeyPatch], SoakModel]] = {
     "demo": lambda folder, patch: SoakModel(),
     **{name: _windows(name) for name in window_models.CONFIGS},
     **{name: _recurrent(name) for name in recurrent_models.MODELS},
     "deepseek_v2": _deepseek_v2,
+    **{kind: _mtp(kind) for kind in mtp_models.CONFIGS},
 }
 """By name: writes the model into a new folder, and patches what vLLM lacks to run it here."""
+
+SINCE_0_32 = ("granite4", "exaone_moe")
+"""vLLM 0.31 has no CPU kernel for Mamba-2 in float32, and cannot read K-EXAONE's windows."""
+
+
+@contextmanager
+def starting(
+    name: str, start: Callable[..., Engine], folder: Path
+) -> Iterator[Callable[..., Engine]]:
+    """`start`, the fixture, for a model that is written into `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        model = MODELS[name](folder / name, patch)
+        yield lambda plugin=None, **more: start(plugin, **{**model.engine_args, **more})

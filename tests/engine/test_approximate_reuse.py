@@ -13,20 +13,23 @@ import torch
 from transformers import AutoConfig
 from vllm.sampling_params import StructuredOutputsParams
 
-from sgl_vllm.approximate import chunk_rows
 from sgl_vllm.approximate.chunk_rows import Room
 from sgl_vllm.approximate.copies import TurnedCopier
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from tests.effort import requests
 from tests.engine.approximate_prompts import (
+    NAMESPACE,
     Prompt,
     ask,
     document,
     finish,
     has_flag,
+    logprobs,
+    num_computed,
+    places,
+    play,
     reused,
     whole_blocks,
 )
@@ -34,7 +37,6 @@ from tests.engine.engine import Engine, greedy, tokens_of
 from tests.engine.window_models import random_model, save
 
 A, B, C, D = (document(number) for number in range(4))
-NAMESPACE = CacheNamespace(None, None)
 PLUGIN = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
 
 
@@ -55,17 +57,6 @@ def fresh(engine: Engine) -> Engine:
     return engine
 
 
-def num_computed(engine: Engine, prompt: Prompt, share: float, num_hit: int) -> int:
-    """All tokens past a hit but those of each segment after its first `share`."""
-    head, *segments, question = map(len, prompt.pieces(engine))
-    computed, position = head + question, head
-    for length in segments:
-        first = max(position + math.ceil(share * length), num_hit + 1)
-        computed += min(first - position, length)
-        position += length
-    return computed - num_hit
-
-
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.15, 0.3, 0.5])
 def test_each_share_computes_so_many_tokens(fresh, share) -> None:
     engine = fresh
@@ -84,46 +75,17 @@ def test_each_share_computes_so_many_tokens(fresh, share) -> None:
     engine.check_nothing_is_left()
 
 
-def test_a_share_of_all_is_exact(fresh) -> None:
-    engine = fresh
-    ask(engine, [Prompt((A, B, C))], reuse=False)
-    engine.scheduler.parts.approximate.recompute = 1.0
-    prompt = Prompt((C, A, B))
-    engine.reset_counts()
-    (output,) = ask(engine, [prompt], reuse=True, max_tokens=12, logprobs=5)
-    num_passes, num_tokens = engine.forward_passes, engine.computed_tokens
-    assert reused(output) == (0, 0) and num_passes == 12
-    assert engine.scheduler.reset_prefix_cache()
-    ask(engine, [Prompt((A, B, C))], reuse=False)
-    engine.reset_counts()
-    (exact,) = ask(engine, [prompt], reuse=False, max_tokens=12, logprobs=5)
-    assert (engine.forward_passes, engine.computed_tokens) == (num_passes, num_tokens)
-    assert tokens_of(output) == tokens_of(exact) and not has_flag(exact)
-    assert logprobs(output) == logprobs(exact)
-
-
-def test_only_requests_that_ask_for_it_reuse(fresh) -> None:
-    engine = fresh
-    ask(engine, [Prompt((A, B))], reuse=False)
-    engine.reset_counts()
-    (exact,) = ask(engine, [Prompt((B, A))], reuse=False, max_tokens=1)
-    assert not has_flag(exact) and engine.forward_passes == 1
-
-
-def test_requests_that_need_all_of_their_prompt_are_exact(fresh) -> None:
-    engine = fresh
-    ask(engine, [Prompt((A, B))], reuse=False)
-    (output,) = ask(engine, [Prompt((B, A))], reuse=True, prompt_logprobs=0)
-    assert reused(output) == (0, 0)
-
-
-def test_tenants_share_no_segment(fresh) -> None:
+def test_who_asks_for_it_reuses_segments_of_the_same_tenant(fresh) -> None:
     engine = fresh
     ask(engine, [Prompt((A, B), salt="mine")], reuse=False)
-    (other,) = ask(engine, [Prompt((B, A), salt="yours")], reuse=True)
-    assert reused(other) == (0, 0)
-    (own,) = ask(engine, [Prompt((B, A), salt="mine")], reuse=True)
+    mine, yours = Prompt((B, A), salt="mine"), Prompt((B, A), salt="yours")
+    (other,) = ask(engine, [yours], reuse=True)
+    (needs_all,) = ask(engine, [mine], reuse=True, prompt_logprobs=0)
+    assert reused(other) == reused(needs_all) == (0, 0)
+    (own,) = ask(engine, [Prompt((B, A), question="Or is it?", salt="mine")], reuse=True)
     assert reused(own)[1] == 2
+    (exact,) = ask(engine, [mine], reuse=False, max_tokens=1)
+    assert not has_flag(exact)
 
 
 def test_what_was_reused_is_never_a_hit(fresh) -> None:
@@ -204,16 +166,6 @@ def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, mon
     assert num_single_passes == num_passes + 3
     for layer, expected in zip(together, one_by_one, strict=True):
         torch.testing.assert_close(layer, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_long_prompt_is_not_listed_for_many_rows(fresh, monkeypatch) -> None:
-    engine = fresh
-    ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
-    prompt = Prompt((D, C, A, B))
-    monkeypatch.setattr(chunk_rows, "MAX_LISTED_TOKENS", len(prompt.tokens(engine)))
-    engine.reset_counts()
-    (output,) = ask(engine, [prompt], reuse=True, max_tokens=1)
-    assert reused(output)[1] == 4 and engine.forward_passes == 3
 
 
 def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
@@ -348,25 +300,6 @@ def test_what_was_reused_is_no_hit_of_vllms_own_cache_either(start) -> None:
     assert reused(output) == (0, 0) and logprobs(output) == logprobs(exact)
 
 
-def test_structured_requests_may_reuse_and_jump(start) -> None:
-    engine = start(plugin={"approximate_reuse": True})
-    regex = r'\{"slow": "(hare|owl)", "fast": "(hare|fox)"\}'
-    ask(engine, [Prompt((A, B, C))], reuse=False)
-    prompts = [Prompt((C, B, A)), Prompt((B, C)), Prompt((A, C))]
-    outputs = ask(
-        engine,
-        prompts,
-        reuse=True,
-        max_tokens=40,
-        structured_outputs=StructuredOutputsParams(regex=regex),
-    )
-    assert [reused(output)[1] for output in outputs] == [3, 2, 1]
-    for output in outputs:
-        assert re.match(regex, engine.tokenizer.decode(tokens_of(output)))
-    assert engine.scheduler.parts.jump.counters.jumps > 0
-    engine.check_nothing_is_left()
-
-
 @pytest.mark.parametrize("max_num_seqs", [4, 6])
 def test_chunks_are_computed_in_steps_in_which_others_jump(start, max_num_seqs) -> None:
     """Jumped requests resume in some of these steps, and the V2 runner keeps their rows."""
@@ -484,29 +417,3 @@ def test_layers_without_known_positions_are_refused(start, tmp_path) -> None:
 def test_a_device_that_copies_something_else_is_refused(start, monkeypatch) -> None:
     monkeypatch.setattr(TurnedCopier, "copy", lambda self, copies: None)
     assert start(plugin=PLUGIN).scheduler.parts.approximate is None
-
-
-# -- inside
-
-
-def play(engine: Engine, prompts, max_tokens: int) -> list:
-    """Prompts and whether each may reuse, all at once."""
-    return engine.llm.generate(
-        [prompt.as_prompt(engine) for prompt, _ in prompts],
-        [greedy(max_tokens, extra_args=prompt.extra_args(reuses)) for prompt, reuses in prompts],
-        use_tqdm=False,
-    )
-
-
-def logprobs(output) -> list[dict[int, float]]:
-    return [
-        {token: one.logprob for token, one in row.items()} for row in output.outputs[0].logprobs
-    ]
-
-
-def places(engine: Engine, prompt: Prompt) -> list[int]:
-    """Where the index would copy a prompt's segments from: the position of each one's first token
-    there."""
-    index = engine.scheduler.parts.approximate.index
-    found = [index.find(NAMESPACE, pack(piece)) for piece in prompt.pieces(engine)[1:-1]]
-    return [-1 if donor is None else donor.start for donor in found]

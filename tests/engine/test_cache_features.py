@@ -4,22 +4,18 @@ priorities, resets, aborts, and inputs that are more than tokens."""
 from __future__ import annotations
 
 import logging
-import random
 
 import pytest
 import torch
 from vllm import SamplingParams
-from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.keys import CacheNamespace
-from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import assembly
-from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.engine import Ask, Engine, greedy, words
 
 SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
 """23 blocks of 32 tokens to use, and a longest request of 16."""
@@ -145,14 +141,6 @@ def test_a_pin_moves_to_the_longer_copy_that_replaces_its_last_block(engine):
     assert in_tree(engine, prompt) == 100
 
 
-def test_a_reset_releases_pins(engine):
-    answer(engine, words(100))
-    engine.scheduler.sgl_vllm.pin(words(100))
-    assert engine.llm.reset_prefix_cache()
-    assert engine.scheduler.sgl_vllm.pins() == []
-    engine.check_nothing_is_left()
-
-
 def test_a_reset_that_is_refused_keeps_pins(engine):
     answer(engine, words(100))
     engine.scheduler.sgl_vllm.pin(words(100))
@@ -168,12 +156,6 @@ def test_what_cannot_be_pinned_is_refused_with_its_reason(engine):
     answer(engine, words(200))
     error = engine.scheduler.sgl_vllm.pin(words(200)).error
     assert "7 blocks would be pinned and at most 5 may be" in error
-
-
-def test_pins_never_stop_the_longest_request(engine):
-    answer(engine, words(150))
-    assert engine.scheduler.sgl_vllm.pin(words(150)).pinned.num_blocks == 5
-    assert len(answer(engine, words(500, seed=1), max_tokens=12)) == 12
 
 
 # -- resets, sleep, aborts ------------------------------------------------------------------------
@@ -308,14 +290,6 @@ def cache(engine) -> Cache:
     return Cache(engine)
 
 
-def test_adapters_find_nothing_of_each_other(cache):
-    one, two = LoRARequest("one", 1, "/one"), LoRARequest("two", 2, "/two")
-    cache.leave(words(100), lora_request=one)
-    assert cache.find(words(100), lora_request=one) == 99
-    assert cache.find(words(100), lora_request=two) == 0
-    assert cache.find(words(100)) == 0
-
-
 def image(identifier: str, offset: int, length: int) -> MultiModalFeatureSpec:
     return MultiModalFeatureSpec(
         data=None,
@@ -341,25 +315,12 @@ def test_two_images_in_another_order_share_nothing_of_them(cache):
     assert cache.find(prompt, mm_features=[image("dog", 10, 20), image("cat", 30, 20)]) == 10
 
 
-def test_a_wider_image_is_another_one(cache):
-    prompt = words(10) + [7] * 40 + words(30, seed=1)
-    cache.leave(prompt, mm_features=[image("cat", 10, 20)])
-    assert cache.find(prompt, mm_features=[image("cat", 10, 40)]) == 30
-
-
 def test_embedded_prompts_are_shared_by_their_contents(cache):
     embeds = torch.randn(50, 8)
     cache.leave(None, prompt_embeds=embeds)
     assert cache.find(None, prompt_embeds=embeds.clone()) == 49
     assert cache.find(None, prompt_embeds=embeds + 1) == 0
     assert cache.find([0] * 50) == 0
-
-
-def test_streaming_sessions_leave_and_find_nothing(cache, engine):
-    cache.leave(words(100), resumable=True)
-    assert engine.scheduler.parts.radix.tree.num_tokens == 0
-    cache.leave(words(100))
-    assert cache.find(words(100), resumable=True) == 0
 
 
 def test_a_streaming_session_goes_on_from_what_it_computed(engine):
@@ -433,87 +394,6 @@ def test_what_nobody_uses_expires(start):
     answer(engine, words(100, seed=2))
     assert [in_tree(engine, words(100, seed)) for seed in (0, 1, 2)] == [0, 100, 100]
     assert engine.llm.reset_prefix_cache()
-
-
-def test_priorities_preempt_as_in_stock(start, monkeypatch):
-    """Also a request of this very step: the tokens that it would have computed leave the tree."""
-    rng = random.Random(0)
-    groups = [words(rng.randrange(40, 150), seed) for seed in range(3)]
-    # An unimportant prompt in chunks of 256, 64, 64 .. tokens; two important ones follow, in chunks
-    # of 64. In step 4 it gets two of the last three free blocks, and then they need three.
-    traffic = [
-        (words(500, seed=90), greedy(5), 9, 1),
-        (words(190, seed=91), greedy(20), 0, 0),
-        (words(130, seed=92), greedy(20), 0, 20),
-    ]
-    traffic += [
-        (
-            rng.choice(groups) + words(rng.randrange(1, 60), seed=10 + rng.randrange(9)),
-            greedy(rng.randrange(1, 60)),
-            rng.randrange(4),
-            rng.randrange(4),
-        )
-        for _ in range(30)
-    ]
-
-    def run(plugin) -> tuple[Engine, dict[str, list[int]]]:
-        engine = start(
-            plugin,
-            scheduling_policy="priority",
-            max_num_batched_tokens=256,
-            long_prefill_token_threshold=64,
-            **SMALL,
-        )
-        tokens = {}
-        for number, (prompt, params, priority, num_steps) in enumerate(traffic):
-            inputs = {"prompt_token_ids": prompt}
-            engine.llm.llm_engine.add_request(f"{number}", inputs, params, priority=priority)
-            for _ in range(num_steps):
-                for output in engine.llm.llm_engine.step():
-                    if output.finished:
-                        tokens[output.request_id] = list(output.outputs[0].token_ids)
-        tokens.update(finish(engine))
-        engine.check_nothing_is_left()
-        return engine, tokens
-
-    _, expected = run(None)
-    taken_back = []
-    unindex = RadixBlockPool.unindex
-
-    def counted(pool, blocks):
-        blocks = list(blocks)
-        if len(blocks) > 1:
-            taken_back.append(len(blocks))
-        unindex(pool, blocks)
-
-    monkeypatch.setattr(RadixBlockPool, "unindex", counted)
-    engine, tokens = run({})
-    assert tokens == expected
-    assert engine.scheduler.parts.states()["schedule"] == "on"
-    assert taken_back, "no request was taken out of the step it was scheduled in"
-
-
-def test_a_window_as_long_as_the_longest_request_is_served_as_full_attention(start):
-    arguments = {
-        "hf_overrides": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 4},
-        "max_model_len": 512,
-    }
-    engine = start({}, **arguments)
-    (group,) = engine.scheduler.kv_cache_config.kv_cache_groups
-    assert isinstance(group.kv_cache_spec, SlidingWindowSpec)
-    assert engine.scheduler.parts.states()["radix"] == "on"
-    prompt = words(470)
-    first = engine.run([Ask(prompt, greedy(42))])[0]
-    longest = prompt + tokens_of(first)[:-1]
-    asks = [Ask(longest, greedy(1)), Ask(prompt[:333] + words(30, seed=1), greedy(8))]
-    results = [first, *(engine.run([ask])[0] for ask in asks)]
-    assert len(longest) == 511
-    assert [result.num_cached_tokens for result in results] == [0, 510, 333]
-    engine.check_nothing_is_left()
-
-    stock = start(None, enable_prefix_caching=False, **arguments)
-    want = [stock.run([ask])[0] for ask in (Ask(prompt, greedy(42)), *asks)]
-    assert [*map(tokens_of, results)] == [*map(tokens_of, want)]
 
 
 def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, monkeypatch):

@@ -72,25 +72,6 @@ def test_what_the_connector_loads_gives_the_same_tokens(engine, load_steps):
     assert computed_afresh(engine, prompt) == expected
 
 
-def test_a_load_continues_what_the_cache_holds(engine):
-    prompt = words(200)
-    expected = answer(engine, prompt)
-    engine.run([Ask(prompt[:70], greedy(1))])
-    before = list(STORE)
-    behave(load_steps=2)
-    (result,) = engine.run([Ask(prompt, greedy(4))])
-    assert tokens_of(result) == expected
-    assert result.num_cached_tokens == 192
-    assert list(STORE) == before
-
-
-def test_a_partial_tail_is_kept_and_found(engine):
-    prompt = words(100)
-    asks = [Ask(prompt, greedy(1)), Ask(prompt[:70] + words(20, seed=1), greedy(1))]
-    assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [0, 70]
-    assert engine.run([Ask(prompt + words(9, seed=2), greedy(1))])[0].num_cached_tokens == 100
-
-
 @pytest.mark.parametrize("load_steps", [0, 2])
 def test_a_partial_tail_gives_way_to_a_load_that_goes_further(engine, load_steps):
     prompt = words(200)
@@ -102,16 +83,6 @@ def test_a_partial_tail_gives_way_to_a_load_that_goes_further(engine, load_steps
     assert tokens_of(result) == expected
     assert result.num_cached_tokens == 192
     assert engine.scheduler.parts.radix.counters.hit_tokens == hits + 64
-
-
-def test_nothing_is_loaded_where_the_tree_has_as_much(engine):
-    prompt = words(110)
-    answer(engine, prompt)
-    behave()
-    engine.run([Ask(prompt, greedy(1))])
-    (result,) = engine.run([Ask(prompt + words(15, seed=1), greedy(1))])
-    assert result.num_cached_tokens == 110
-    assert engine.scheduler.parts.radix.counters.partial_block_hits
 
 
 @pytest.mark.parametrize("load_steps", [0, 2])
@@ -145,12 +116,6 @@ def test_scores_beside_a_store_that_has_more_than_the_prefix(
     assert got == pytest.approx(want, abs=1e-4)
 
 
-def test_jump_forward_is_off_beside_a_connector_that_nobody_has_read(engine):
-    """A jumped request comes to the runner as new a second time."""
-    assert engine.scheduler.parts.jump is None
-    assert "MemoryConnector" in engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
-
-
 @pytest.mark.parametrize("failing_block", [0, 1])
 @pytest.mark.parametrize("load_steps", [0, 2])
 def test_a_failed_load_leaves_nothing_wrong_in_the_cache(engine, load_steps, failing_block):
@@ -165,14 +130,6 @@ def test_a_failed_load_leaves_nothing_wrong_in_the_cache(engine, load_steps, fai
     assert computed_afresh(engine, prompt) == expected
 
 
-def test_a_failed_load_told_by_its_request_leaves_nothing_wrong_either(engine):
-    prompt = words(150)
-    expected = answer(engine, prompt)
-    behave(load_steps=2, failing_block=1, names_request=True)
-    engine.run([Ask(prompt, greedy(4))])
-    assert computed_afresh(engine, prompt) == expected
-
-
 @pytest.mark.parametrize("failing_block", [None, 1])
 def test_a_request_aborted_while_it_loads_leaves_only_what_is_there(engine, failing_block):
     prompt = words(150)
@@ -180,16 +137,6 @@ def test_a_request_aborted_while_it_loads_leaves_only_what_is_there(engine, fail
     behave(load_steps=4, failing_block=failing_block)
     begin(engine, "gone", prompt, num_steps=2)
     engine.llm.llm_engine.abort_request(["gone"])
-    assert computed_afresh(engine, prompt) == expected
-
-
-def test_a_failed_load_that_two_requests_share_is_computed_once_and_right(engine):
-    prompt = words(150)
-    expected = answer(engine, prompt)
-    behave(failing_block=1)
-    results = engine.run([Ask(prompt, greedy(4)), Ask(prompt, greedy(4))])
-    if engine.scheduler.recompute_kv_load_failures:
-        assert [tokens_of(result) for result in results] == [expected, expected]
     assert computed_afresh(engine, prompt) == expected
 
 
@@ -231,22 +178,6 @@ def test_random_requests_get_stocks_tokens(start, load_steps):
         return tokens
 
     assert run({}) == run(None)
-
-
-def test_vllms_example_connector_stores_and_loads_beside_the_tree(start, tmp_path):
-    config = KVTransferConfig(
-        kv_connector="ExampleConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"shared_storage_path": str(tmp_path)},
-    )
-    engine = start({}, kv_transfer_config=config, max_model_len=512, num_gpu_blocks_override=24)
-    prompt = words(100)
-    (first,) = engine.run([Ask(prompt, greedy(4))])
-    forget(engine)
-    (second,) = engine.run([Ask(prompt, greedy(4))])
-    assert tokens_of(second) == tokens_of(first)
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
-    engine.check_nothing_is_left()
 
 
 def test_prefill_in_one_engine_and_decode_in_another(start, tmp_path):

@@ -136,13 +136,6 @@ def test_programs_give_the_same_as_on_a_server(on_server, engine):
             assert value == on_server[name], name
 
 
-def test_logprobs_are_told_per_token_and_of_the_prompt(engine):
-    state = prompt_logprobs_program.run(backend=engine, temperature=0.0)
-    meta = state.get_meta_info("more")
-    assert len(meta["output_token_logprobs"]) == 2
-    assert len(meta["prompt_token_logprobs"]) == state.usage.prompt_tokens - 1  # all from 1 on
-
-
 def answer(coroutine):
     return background_loop().start(coroutine).result(timeout=60)
 
@@ -187,18 +180,6 @@ def test_a_stop_pattern_ends_the_text_and_the_request(engine):
     state = program.run(backend=engine, temperature=0.0)
     assert state.usage.completion_tokens < 100
     assert unfinished(engine) == 0
-
-
-def test_speculation_gives_the_same_for_fewer_calls(engine):
-    def program(s):
-        s += LONG
-        s += sgl.gen("first", max_tokens=8)
-        s += sgl.gen("second", max_tokens=8)
-
-    plain = sgl.function(program).run(backend=engine, temperature=0.0)
-    ahead = sgl.function(program, num_api_spec_tokens=32).run(backend=engine, temperature=0.0)
-    assert (ahead["first"], ahead["second"]) == (plain["first"], plain["second"])
-    assert plain.usage.calls == 2 and ahead.usage.calls == 1
 
 
 def test_several_texts_are_several(engine):

@@ -24,8 +24,8 @@ from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.engine.forced_oracle import ForcedOracle
+from tests.engine.fsm_backends import OBJECT, backend, bits
 from tests.engine.programs import CARD, LETTER, PERSON
-from tests.engine.test_fsm_like_stock import OBJECT, backend, bits
 
 WALKS, STEPS = 5, 40
 

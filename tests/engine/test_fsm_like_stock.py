@@ -15,14 +15,11 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
-from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.schema import SchemaSemantics
@@ -32,28 +29,8 @@ from sgl_vllm.fsm.vllm.formats import COMPACT_HAS_NO_SPACES, choices_of_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.effort import examples
 from tests.engine.engine import Ask, Engine
+from tests.engine.fsm_backends import OBJECT, backend, bits, walk_beside_stock
 from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
-
-WALKS = 6
-STEPS = 40
-
-
-def backend(**changes: Any) -> SglBackend:
-    config = SimpleNamespace(
-        structured_outputs_config=SimpleNamespace(
-            disable_any_whitespace=changes.pop("compact", False),
-            disable_additional_properties=False,
-        ),
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="llama")),
-        speculative_config=None,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
-    return SglBackend(
-        config,
-        tokenizer=tokenizer,
-        vocab_size=len(tokenizer),
-        **{"semantics": SchemaSemantics.STRICT, **changes},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -72,48 +49,6 @@ def compact_ours() -> Iterator[SglBackend]:
     made.destroy()
 
 
-def bits(ours: SglBackend, grammar: Any) -> set[int]:
-    """The tokens that a grammar's mask allows."""
-    row = ours.allocate_token_bitmask(1).fill_(0)
-    grammar.fill_bitmask(row, 0)
-    flags = np.unpackbits(row.numpy()[0].view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(flags).tolist())
-
-
-def may_end_invalid(ours: SglBackend, token: int) -> bool:
-    """Whether xgrammar takes bytes after a token that make no UTF-8 with it: halves of surrogates,
-    overlong forms, or characters beyond the last one."""
-    return ours.resources.token_bytes[token].endswith((b"\xe0", b"\xed", b"\xf0", b"\xf4"))
-
-
-def walk_beside_stock(ours: SglBackend, kind: Options, spec: str) -> None:
-    """Random legal tokens, the masks of both compared before each."""
-    rng = random.Random(spec)
-    for _ in range(WALKS):
-        grammar = ours.compile_grammar(kind, spec)
-        stock = ours.xgrammar.compile_grammar(kind, spec)
-        assert isinstance(grammar, SglGrammar), "handed on: nothing is compared"
-        for _ in range(STEPS):
-            legal = bits(ours, grammar)
-            assert legal == bits(ours, stock)
-            token = rng.choice([one for one in sorted(legal) if not may_end_invalid(ours, one)])
-            assert grammar.accept_tokens("", [token]) and stock.accept_tokens("", [token])
-            assert grammar.is_terminated() == stock.is_terminated()
-            if grammar.is_terminated():
-                break
-
-
-OBJECT = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "age": {"type": "integer"},
-        "score": {"type": "number"},
-        "kind": {"enum": ["a", "ab", "β", 1, 2.5, None, True]},
-        "tags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
-    },
-    "required": ["age", "kind"],
-}
 UNTYPED = [{"type": "object"}, {"type": "array", "items": {}}, {"properties": {"any": {}}}]
 SCHEMAS = [
     *UNTYPED,
@@ -153,20 +88,10 @@ SCHEMAS = [
 ]
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:40])
-def test_schemas(schema: dict[str, Any], ours: SglBackend) -> None:
-    walk_beside_stock(ours, Options.JSON, json.dumps(schema))
-
-
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:40])
-def test_compact_schemas(schema: dict[str, Any], compact_ours: SglBackend) -> None:
-    walk_beside_stock(compact_ours, Options.JSON, json.dumps(schema))
-
-
-@pytest.mark.parametrize("compact", [False, True])
-def test_json_objects(compact: bool, ours: SglBackend, compact_ours: SglBackend) -> None:
+@pytest.mark.parametrize("kind", ["ours", "compact_ours"])
+def test_json_objects(kind: str, request: pytest.FixtureRequest) -> None:
     """In compact ones, xgrammar writes a space after a comma (its issue 945)."""
-    walk_beside_stock(compact_ours if compact else ours, Options.JSON_OBJECT, "")
+    walk_beside_stock(request.getfixturevalue(kind), Options.JSON_OBJECT, "")
 
 
 @pytest.mark.parametrize("pattern", [r"^[\^a]x$", r"^[\u00e9a]$", r"^x\0$", r"^\x00?$"])
@@ -201,16 +126,11 @@ AS_PRINTED: list[dict[str, Any]] = [
 """Schemas that are read as the grammar that xgrammar prints for them."""
 
 
-@pytest.mark.parametrize("schema", AS_PRINTED, ids=lambda s: json.dumps(s)[:60])
-def test_schemas_that_xgrammar_prints(schema: dict[str, Any], ours: SglBackend) -> None:
-    walk_beside_stock(ours, Options.JSON, json.dumps(schema))
-
-
-@pytest.mark.parametrize("schema", AS_PRINTED, ids=lambda s: json.dumps(s)[:60])
-def test_compact_schemas_that_xgrammar_prints(
-    schema: dict[str, Any], compact_ours: SglBackend
-) -> None:
-    walk_beside_stock(compact_ours, Options.JSON, json.dumps(schema))
+@pytest.mark.parametrize("compact", [False, True], ids=["spaced", "compact"])
+@pytest.mark.parametrize("schema", [*SCHEMAS, *AS_PRINTED], ids=lambda s: json.dumps(s)[:60])
+def test_schemas(schema: dict[str, Any], compact: bool, request: pytest.FixtureRequest) -> None:
+    of_kind = request.getfixturevalue("compact_ours" if compact else "ours")
+    walk_beside_stock(of_kind, Options.JSON, json.dumps(schema))
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -245,14 +165,6 @@ def test_random_schemas(seed: int, ours: SglBackend) -> None:
     walk_beside_stock(ours, Options.JSON, json.dumps(random_schema(random.Random(seed))))
 
 
-def test_patterns_that_xgrammar_reads_wrongly_are_left_to_it(ours: SglBackend) -> None:
-    """An optional group matches more than it should (xgrammar 0.2.8). Answers are stock's."""
-    spec = json.dumps({"type": "string", "pattern": "^x(ab*)?$"})
-    stock = ours.xgrammar.compile_grammar(Options.JSON, spec)
-    assert not isinstance(ours.compile_grammar(Options.JSON, spec), SglGrammar)
-    assert stock.accept_tokens("", ours.tokenizer.encode('"xbb"', add_special_tokens=False))
-
-
 PATTERNS = [
     r"[a-z]+@[a-z]{2,5}\.com",
     r"\d{4}-\d\d-\d\d",
@@ -275,16 +187,8 @@ def test_patterns(pattern: str, ours: SglBackend) -> None:
 def test_choices_as_stock_s_frontend_sends_them(ours: SglBackend) -> None:
     from vllm.v1.structured_output.utils import choice_as_grammar
 
-    choices = [
-        "yes",
-        "yes, please",
-        'quo"te',
-        "back\\slash",
-        "two\nlines",
-        "tab\t",
-        "β 日本",
-        "\x01",
-    ]
+    choices = ["yes", "yes, please", 'quo"te', "back\\slash", "two\nlines", "tab\t"]
+    choices += ["β 日本", "\x01"]
     grammar = choice_as_grammar(choices)
     assert choices_of_grammar(grammar) == choices
     walk_beside_stock(ours, Options.GRAMMAR, grammar)
@@ -333,20 +237,7 @@ def test_a_long_repetition_allows_no_token_that_stock_refuses(ours: SglBackend) 
         assert not ours.xgrammar.compile_grammar(Options.GRAMMAR, spec).accept_tokens("", [token])
 
 
-ESCAPES = [
-    r"\'",
-    r"\?",
-    r"\/",
-    r"\a",
-    r"\b",
-    r"\f",
-    r"\v",
-    r"\0",
-    r"\e",
-    r"\x41",
-    r"\x4a1",
-    r"\u00e9",
-]
+ESCAPES = [r"\'", *(rf"\{letter}" for letter in "?/abfv0e"), r"\x41", r"\x4a1", r"\u00e9"]
 ESCAPES += [r"\u0041", r"\u0007", r"\u007f", r"\t\n\r", '\\"', r"\\"]
 FORMS = ['root ::= "it{}s"', 'root ::= "{} 1" | "no"', "root ::= [a{}]+", 'root ::= [^{}] "{}"']
 NO_TOKENS = [(form, escape) for form in FORMS[1:3] for escape in (r"\U0001f600", r"\ud83d\ude00")]
@@ -359,21 +250,20 @@ def test_escapes_in_grammars(form: str, escape: str, ours: SglBackend) -> None:
     assert ours.num_errors == errors
 
 
-def test_a_grammar_whose_escapes_mean_nothing_is_stock_s_to_refuse(ours: SglBackend) -> None:
-    for grammar in (r'root ::= "\q"', r'root ::= "\u12"'):
-        with pytest.raises(ValueError, match="grammar cannot be compiled"):
-            ours.compile_grammar(Options.GRAMMAR, grammar)
-
-
-def test_choices_that_no_text_can_contain_are_stock_s_to_refuse(ours: SglBackend) -> None:
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (Options.GRAMMAR, r'root ::= "\q"'),
+        (Options.GRAMMAR, r'root ::= "\u12"'),
+        (Options.CHOICE, json.dumps(["\ud83d", "no"])),
+    ],
+)
+def test_what_no_text_can_contain_is_stock_s_to_refuse(
+    kind: Options, spec: str, ours: SglBackend
+) -> None:
     with pytest.raises(ValueError):
-        ours.compile_grammar(Options.CHOICE, json.dumps(["\ud83d", "no"]))
+        ours.compile_grammar(kind, spec)
     assert not ours.num_errors
-
-
-@pytest.mark.parametrize("grammar", ['root ::= "a" root | "b"', 'root ::= ("a" | "b")', "a: /b/"])
-def test_other_grammars_are_not_taken_for_choices(grammar: str) -> None:
-    assert choices_of_grammar(grammar) is None
 
 
 def test_a_bounded_string_holds_no_raw_control_characters_here(ours: SglBackend) -> None:
@@ -508,12 +398,3 @@ def test_an_engine_answers_grammars_as_stock_does(start: Any) -> None:
     stats = engine.scheduler.sgl_vllm.stats()
     assert stats.fsm.ours == len(GRAMMARS) and stats.fsm.xgrammar == 0
     assert stats.jump_forward.forced_tokens > 0 and stats.jump_forward.errors == 0
-
-
-def test_what_a_grammar_forces_takes_no_passes_of_its_own(start: Any) -> None:
-    engine: Engine = start(plugin={})
-    texts = [output.outputs[0].text for output in engine.run([ask_for(engine, "a call")] * 2)]
-    engine.check_nothing_is_left()
-    assert all(text.startswith('get_weather(city="') for text in texts)
-    forced = len(engine.encode('get_weather(city="'))
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens >= 2 * (forced - 1)

@@ -19,7 +19,7 @@ from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.warm_up import compile_loops
 from tests.engine.engine import Ask
-from tests.engine.test_fsm_like_stock import backend, bits
+from tests.engine.fsm_backends import backend, bits
 
 NUM_FORMATS = 2_000
 NUM_WARM = 500
@@ -151,25 +151,6 @@ def test_a_schema_of_thousands_of_alternatives_costs_little_before_it_fails() ->
 # -- too complex only when it runs
 
 WIDE = {"type": "array", "items": {"anyOf": [{"const": f"{n} and more"} for n in range(30)]}}
-
-
-def test_many_wide_schemas_fail_alone_and_stall_nobody(start) -> None:
-    engine = start({"schema_reading": "spec"})
-
-    def ask(structured: dict[str, Any] | None) -> Ask:
-        params = SamplingParams(max_tokens=60, temperature=0)
-        if structured is not None:
-            params.structured_outputs = StructuredOutputsParams(**structured)
-        return Ask(engine.encode("A text: "), params)
-
-    engine.tokens([ask({"json": {"type": "string"}})])
-    before = resident_bytes()
-    wide = [ask({"json": wide_schema(number)}) for number in range(8)]
-    answers = engine.tokens([ask(None), *wide, ask({"choice": ["yes"]})])
-    assert [reason for _, reason in answers] == ["length", *["error"] * len(wide), "stop"]
-    assert resident_bytes() - before < 600 << 20
-    assert engine.scheduler.sgl_vllm.stats().fsm.errors == 0
-    engine.check_nothing_is_left()
 
 
 def test_a_format_that_grows_too_complex_fails_alone(start, monkeypatch):

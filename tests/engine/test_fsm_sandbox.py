@@ -17,7 +17,7 @@ from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.limits import COMPILE_TIMEOUT_S, CompilationLimitError
 from sgl_vllm.fsm.vllm.resources import tokenizer_info
 from sgl_vllm.fsm.vllm.sandbox import XgrammarSandbox
-from tests.engine.test_fsm_like_stock import backend
+from tests.engine.fsm_backends import backend
 
 MIB = 1 << 20
 NEVER_DONE = "(a?)" * 25_000

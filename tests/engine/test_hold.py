@@ -90,19 +90,6 @@ def test_a_request_that_waits_alone_is_not_held_back_if_it_is_cached(clock: Stop
     assert 0 < server.machine.computed["back"] < 64
 
 
-def test_a_request_waits_no_longer_than_the_option_says(clock: StoppedTime) -> None:
-    server = Server(clock)
-    server.serve(words(1200), extra_args={"sgl_next_in_s": 100})  # so it is expected for 10 s
-    server.start_long_answer()
-    server.send("new", words(1000), waited_s=6)
-    clock.now_s += 3
-    server.machine.step()
-    assert "new" not in server.machine.admitted
-    clock.now_s += 2
-    server.machine.step()
-    assert "new" in server.machine.admitted
-
-
 def test_a_context_that_does_not_come_back_in_time_is_not_waited_for(clock: StoppedTime) -> None:
     server = Server(clock)
     server.serve(words(1200))
@@ -111,22 +98,6 @@ def test_a_context_that_does_not_come_back_in_time_is_not_waited_for(clock: Stop
     assert "new" not in server.machine.admitted
     clock.now_s += 2
     server.machine.step()
-    assert "new" in server.machine.admitted
-
-
-@pytest.mark.parametrize("size", [600, 1000])
-def test_only_what_does_not_fit_beside_the_expected_waits(clock: StoppedTime, size: int) -> None:
-    server = Server(clock)
-    server.serve(words(1200))
-    server.start_long_answer()
-    server.send("new", words(size))
-    assert ("new" in server.machine.admitted) == (size == 600)
-
-
-def test_nothing_waits_while_the_engine_is_idle(clock: StoppedTime) -> None:
-    server = Server(clock)
-    server.serve(words(1200))
-    server.send("new", words(1000))
     assert "new" in server.machine.admitted
 
 

@@ -28,7 +28,8 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
-from tests.engine.late import Answer, LateCore, Runner, V1Runner, V2Runner
+from tests.engine.late import Answer, LateCore
+from tests.engine.late_runners import Runner, V1Runner, V2Runner
 from tests.engine.test_jump_pressure import PATTERNS
 from tools.engine_harness.kv_memory import WrongKvError
 
@@ -137,30 +138,6 @@ def test_a_request_can_be_interrupted_at_any_time(runner, reset):
             assert core.answers["one"].tokens == whole.tokens[: len(core.answers["one"].tokens)]
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(runner, monkeypatch):
-    """Four prompts fill the cache, and all jump over the ends of their blocks in the same step."""
-    pattern = "[a-z] is what we asked for, and [a-z] is what we got"
-    jobs = [
-        Job(f"job {n}", [*range(100 * n + 10, 100 * n + 73)], params(pattern)) for n in range(4)
-    ]
-    settings: dict[str, Any] = {"runner": runner, "num_blocks": 8, "block_size": 32}
-
-    def standstill() -> LateCore:
-        core = LateCore(**settings)
-        for job in jobs:
-            core.send(job.name, job.prompt, job.params)
-        core.finish(max_steps=200)
-        return core
-
-    core = standstill()
-    check(core.answers, wanted(jobs))
-    assert jump_counts(core).released_when_stuck > 0
-    monkeypatch.setattr(JumpedRequests, "release_one_if_stuck", lambda *_: None)
-    with pytest.raises(AssertionError):
-        standstill()
-
-
 # -- beside others ---------------------------------------------------------------------------------
 
 
@@ -234,43 +211,8 @@ def keep_the_slot_of_the_stale_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JumpForward, "_drop_in_flight", and_count_it_as_computed)
 
 
-def keep_the_placeholder(patch: pytest.MonkeyPatch) -> None:
-    drop = JumpForward._drop_in_flight
-
-    def and_undo(self, request):
-        num_placeholders = request.num_output_placeholders
-        drop(self, request)
-        request.num_output_placeholders = num_placeholders
-
-    patch.setattr(JumpForward, "_drop_in_flight", and_undo)
-
-
-def deliver_what_is_stale(patch: pytest.MonkeyPatch) -> None:
-    drop = JumpForward._drop_in_flight
-
-    def and_undo(self, request):
-        drop(self, request)
-        request.drop_stale_output = False
-
-    patch.setattr(JumpForward, "_drop_in_flight", and_undo)
-
-
 def leave_the_prompt_as_it_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JumpedRequests, "rewrite_resumed", lambda *_: None)
-
-
-def count_the_output_from_the_first_prompt(patch: pytest.MonkeyPatch) -> None:
-    class Forgetful(dict):
-        def __setitem__(self, *_):
-            pass
-
-    init = JumpedRequests.__init__
-
-    def and_forget(self, *args):
-        init(self, *args)
-        self._num_as_prompt = Forgetful()
-
-    patch.setattr(JumpedRequests, "__init__", and_forget)
 
 
 def say_that_it_is_the_v1_runner(patch: pytest.MonkeyPatch) -> None:
@@ -287,10 +229,7 @@ def say_that_it_is_the_v1_runner(patch: pytest.MonkeyPatch) -> None:
 MISTAKES = [
     (keep_what_is_sampled_in_flight, RUNNERS),
     (keep_the_slot_of_the_stale_token, RUNNERS),
-    (keep_the_placeholder, RUNNERS),
-    (deliver_what_is_stale, RUNNERS),
     (leave_the_prompt_as_it_is, [V1Runner]),
-    (count_the_output_from_the_first_prompt, [V1Runner]),
     (say_that_it_is_the_v1_runner, [V2Runner]),
 ]
 

@@ -11,7 +11,7 @@ from vllm.config import KVTransferConfig
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from sgl_vllm.jump.connectors import FIT, UnseenJumps, unfit
+from sgl_vllm.jump.connectors import FIT, unfit
 from sgl_vllm.part import connector_classes
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
@@ -120,14 +120,6 @@ def test_a_connector_is_told_of_requests_that_run_on_and_on(start, want, shape, 
     assert engine.scheduler.connector.num_several > 50
 
 
-def test_one_that_is_told_what_the_runner_is_told_begins_requests_again(start, want, monkeypatch):
-    monkeypatch.setattr(UnseenJumps, "as_told", lambda self, output: output)
-    config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
-    engine = start_tiny(start, *SHAPES[2], kv_transfer_config=config)
-    with pytest.raises(AssertionError, match="a request is new once"):
-        run(engine, jobs(32, 24, seed=32), 10_000, None)
-
-
 def test_answers_beside_vllms_offloading_are_those_without(start, want, tmp_path):
     engine = start_tiny(
         start,
@@ -220,12 +212,6 @@ def test_what_was_stored_of_a_jumped_request_is_what_it_had_computed(start, tmp_
     beyond, loaded, computed = stored_and_computed(start, tmp_path)
     assert sum(num_tokens > 0 for num_tokens in beyond) >= 6
     assert loaded == pytest.approx(computed, abs=1e-4)
-
-
-def test_if_it_did_not_hear_what_is_computed_it_would_store_more(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(UnseenJumps, "finished", lambda self, request: None)
-    _, loaded, computed = stored_and_computed(start, tmp_path)
-    assert loaded != pytest.approx(computed, abs=1e-4)
 
 
 # -- which ones -----------------------------------------------------------------------------------

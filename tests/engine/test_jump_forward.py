@@ -19,7 +19,6 @@ from tests.engine.one_by_one import decoding_one_by_one, jumps
 CARD = (
     r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
 )
-NUM_REQUESTS_AT_ONCE = 6
 STOPS = list(range(4, 16))
 
 
@@ -151,49 +150,6 @@ def test_passes_are_those_of_what_is_undecided(engines):
     assert len(output.token_ids) >= 25
 
 
-def test_with_too_few_blocks_for_all_nothing_hangs(start):
-    """Jumped requests hold blocks while they wait, and vLLM cannot preempt them."""
-    engine: Engine = start(
-        plugin={}, block_size=32, num_gpu_blocks_override=6, max_model_len=128, max_num_seqs=8
-    )
-    prompt = engine.encode("A card: ")
-    asks = [
-        Ask([*range(20 + n, 50 + n), *prompt], card(max_tokens=90))
-        for n in range(NUM_REQUESTS_AT_ONCE)
-    ]
-    outputs = engine.run(asks)
-    alone = [engine.run([ask])[0] for ask in asks]
-    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in alone]
-    engine.check_nothing_is_left()
-
-
-def test_abort_while_a_jumped_request_waits(start):
-    engine: Engine = start(plugin={}, block_size=32)
-    llm = engine.llm.llm_engine
-    llm.add_request("gone", {"prompt_token_ids": engine.encode("A card: ")}, card())
-    while not engine.scheduler.kv_holding_waiting:
-        llm.step()
-    llm.abort_request(["gone"])
-    llm.step()
-    engine.check_nothing_is_left()
-
-
-def test_reset_of_running_requests_takes_jumped_ones_along(start):
-    engine: Engine = start(plugin={}, block_size=32)
-    ask = Ask(engine.encode("A card: "), card())
-    want = list(engine.run([ask])[0].outputs[0].token_ids)
-    llm = engine.llm.llm_engine
-    llm.add_request("again", {"prompt_token_ids": ask.prompt}, card())
-    while not engine.scheduler.kv_holding_waiting:
-        llm.step()
-    assert engine.core.reset_prefix_cache(reset_running_requests=True)
-    finished = []
-    while llm.has_unfinished_requests():
-        finished += [out for out in llm.step() if out.finished]
-    assert list(finished[0].outputs[0].token_ids) == want
-    engine.check_nothing_is_left()
-
-
 def test_errors_in_the_tokenization_end_the_jumps_of_their_requests_only(start, monkeypatch):
     engine: Engine = start(plugin={})
     num_settled = ForcedTokenizer.num_settled
@@ -229,19 +185,3 @@ def test_an_error_half_way_through_a_jump_ends_its_request_only(start, monkeypat
     assert stats.jump_forward.errors == 1
     assert stats.parts["jump_forward"] == "on"
     engine.check_nothing_is_left()
-
-
-@pytest.mark.parametrize(
-    "pattern", [r'\{"city": "(München|Mönchengladbach)"\}', "(東京|杭州)は.*", "[éè]x"]
-)
-def test_choices_that_part_inside_a_character_go_on(start, pattern):
-    engine: Engine = start(plugin={})
-    grammar = StructuredOutputsParams(regex=pattern)
-    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar)
-    output = engine.run([Ask(engine.encode("A card: "), params)])[0].outputs[0]
-    assert output.finish_reason in ("stop", "length")
-    stats = engine.scheduler.sgl_vllm.stats()
-    assert stats.jump_forward.errors == 0
-    again = engine.run([Ask(engine.encode("A card: "), card())])[0].outputs[0]
-    assert again.finish_reason == "stop"
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0

@@ -13,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from sgl_vllm.jump.unique import UniqueTokens
 from tests.effort import requests
 from tests.engine.engine import Ask, Engine
-from tests.engine.test_same_answers import PERSON, mixed_requests
+from tests.engine.test_same_answers import PERSON
 
 # Where letters and digits alternate, tokens hardly ever span two of them.
 PATTERNS = [
@@ -89,15 +89,6 @@ def test_every_structured_request_gets_what_stock_gives(start, backend):
     assert stats.parts["jump_forward"] == "on"
     assert stats.jump_forward.forced_tokens > requests(300)
     assert stats.jump_forward.errors == 0
-
-
-def test_so_does_every_request_beside_them(start):
-    settings = {"block_size": 32, "num_gpu_blocks_override": 60}
-    asks = mixed_requests(2000, count=requests(160), seed=11)
-    want = start(**settings).tokens(asks)
-    engine: Engine = start(plugin={"jump_mode": "exact"}, **settings)
-    assert engine.tokens(asks) == want
-    engine.check_nothing_is_left()
 
 
 def test_canonical_spelling_forces_more(start):

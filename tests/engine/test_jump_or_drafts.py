@@ -15,7 +15,8 @@ from vllm.sampling_params import RepetitionDetectionParams
 
 from tests.effort import requests
 from tests.engine.jobs import WHOLE, Job, check, jump_counts, mixed_jobs, params, serve, wanted
-from tests.engine.late import Answer, Drafter, LateCore, Runner, V1Runner, V2Runner
+from tests.engine.late import Answer, LateCore
+from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
 
 RUNNERS = (V1Runner, V2Runner)
 NUM_DRAFTS = 4

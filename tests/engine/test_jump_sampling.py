@@ -89,18 +89,6 @@ def test_exact_jumps_give_what_stock_gives(exact, stock, name):
     assert (num_forced(exact) > before) == (on_v2 or name in ANY_RUNNER)
 
 
-@pytest.mark.parametrize(
-    "name", ["presence penalty", "frequency penalty", "bad words of several tokens", "seed"]
-)
-def test_on_the_v1_runner_they_would_get_something_else_if_they_jumped(
-    exact, stock, name, monkeypatch
-):
-    if exact.scheduler.use_v2_model_runner:
-        pytest.skip("the V2 runner tells output from prompt")
-    monkeypatch.setattr(part, "_reads_output", lambda params: False)
-    assert exact.tokens(asks_for(exact, CHOICES, READS_OUTPUT[name])) != stock[name]
-
-
 # -- canonical jumps -------------------------------------------------------------------------------
 
 PEOPLE, THE_PEOPLE = " people", "the people"

@@ -8,49 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from vllm.config.kv_events import KVEventsConfig
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
-from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.routing.router import PrefixRouter
 from tests.engine.engine import Ask, Engine, greedy, words
+from tests.engine.event_subscriber import Subscriber, whole_blocks
 
 BLOCK = 32
-
-
-class Router:
-    """Stands for vLLM's event publisher, and for its subscriber: the set of known blocks."""
-
-    def __init__(self) -> None:
-        self.known: set = set()
-        self.listeners: list = []
-        self.stored: list[BlockStored] = []
-
-    def publish(self, batch) -> None:
-        for event in batch.events:
-            self.apply(event)
-
-    def apply(self, event) -> None:
-        for listener in self.listeners:
-            listener(event)
-        if isinstance(event, AllBlocksCleared):
-            self.known.clear()
-        elif isinstance(event, BlockRemoved):
-            assert self.known.issuperset(event.block_hashes), "an unknown block is removed"
-            self.known.difference_update(event.block_hashes)
-        else:
-            assert isinstance(event, BlockStored)
-            assert event.block_size == BLOCK
-            assert len(event.token_ids) == BLOCK * len(event.block_hashes)
-            parent = event.parent_block_hash
-            assert parent is None or parent in self.known, "a block continues an unknown one"
-            self.known.update(event.block_hashes)
-            self.stored.append(event)
-
-    def shutdown(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -60,46 +25,26 @@ def engine(start) -> Engine:
 
 
 @pytest.fixture
-def router(engine, monkeypatch) -> Router:
+def router(engine, monkeypatch) -> Subscriber:
     assert engine.llm.reset_prefix_cache()
     engine.scheduler.kv_cache_manager.take_events()
-    router = Router()
-    monkeypatch.setattr(engine.scheduler, "kv_event_publisher", router)
-    return router
+    for name in ("add_request", "kv_event_publisher"):  # it replaces both
+        monkeypatch.setattr(engine.scheduler, name, getattr(engine.scheduler, name))
+    return Subscriber(engine.scheduler)
 
 
-def check(engine: Engine, router: Router) -> None:
+def check(engine: Engine, router: Subscriber) -> None:
     """At idle: the router knows every whole block of the tree, and nothing else."""
-    pool = engine.scheduler.parts.radix.pool
-    pool.check_invariants()
-    for event in engine.scheduler.kv_cache_manager.take_events():
-        router.apply(event)
-    whole = [
-        block_id
-        for node in pool.tree.nodes()
-        for block_id in node.block_ids[: node.end // BLOCK - node.start // BLOCK]
-    ]
-    hashes = {
-        maybe_convert_block_hash(get_block_hash(pool.blocks[block_id].block_hash))
-        for block_id in whole
-    }
-    assert len(hashes) == len(whole)
-    assert router.known == hashes
-
-
-def test_whole_blocks_are_told_and_partial_tails_are_not(engine, router):
-    engine.run([Ask(words(100), greedy())])
-    assert len(router.known) == 3
-    check(engine, router)
-    engine.run([Ask(words(100)[:90] + words(9, seed=1), greedy())])
-    check(engine, router)
+    engine.scheduler.parts.radix.pool.check_invariants()
+    router.read_all()
+    assert router.known == whole_blocks(engine.scheduler)
 
 
 @pytest.mark.parametrize("salt", [None, "a"])
 def test_a_prefix_router_knows_what_a_prompt_has_cached(engine, router, salt):
     prefixes = PrefixRouter(block_size=BLOCK)
     prefixes.add_worker("engine", has_events=True)
-    router.listeners.append(lambda event: prefixes.apply_events("engine", [event]))
+    router.listeners.append(lambda events: prefixes.apply_events("engine", events))
     tree = engine.scheduler.parts.radix.pool.tree
     rng = random.Random(0)
     beginnings = [words(rng.randrange(20, 250), seed=number) for number in range(5)]
@@ -123,19 +68,6 @@ def test_a_prefix_router_knows_what_a_prompt_has_cached(engine, router, salt):
     assert num_known
 
 
-def test_a_flush_is_told(engine, router):
-    engine.run([Ask(words(100), greedy())])
-    assert engine.llm.reset_prefix_cache()
-    check(engine, router)
-    assert not router.known
-
-
-def test_the_same_prompt_twice_in_one_step_is_told_once(engine, router):
-    engine.run([Ask(words(100), greedy(8)), Ask(words(100), greedy(prompt_logprobs=0))])
-    assert len(router.known) == 3
-    check(engine, router)
-
-
 def test_a_second_copy_that_enters_the_tree_later_is_told_then(engine, router):
     """A request for scores of its prompt computes all of it, so there are two copies. The first one
     is in the tree; it is evicted while the second still runs, whose copy takes its place."""
@@ -154,17 +86,6 @@ def test_a_second_copy_that_enters_the_tree_later_is_told_then(engine, router):
     assert pool.tree.match_prefix(CacheNamespace(), pack(twin)).num_tokens == 100
     check(engine, router)
     assert len(router.known) >= 4
-
-
-def test_the_report_mode_full_tells_reused_whole_blocks_again(engine, router):
-    engine.run([Ask(words(100), greedy())])
-    router.stored.clear()
-    full = greedy(extra_args={"kv_cache_report_mode": "full"})
-    (result,) = engine.run([Ask(words(100)[:80] + words(30, seed=1), full)])
-    assert result.num_cached_tokens == 80
-    assert [len(event.block_hashes) for event in router.stored] == [2, 1]
-    assert list(router.stored[0].token_ids) == words(100)[:64]
-    check(engine, router)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -204,25 +125,3 @@ def test_a_router_stays_right_through_random_traffic(engine, router, seed):
     for pin_id in pins:
         scheduler.sgl_vllm.unpin(pin_id)
     check(engine, router)
-
-
-def test_after_an_error_in_the_tree_vllms_own_cache_goes_on_telling(start, monkeypatch):
-    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    engine = start({}, kv_events_config=events, num_gpu_blocks_override=24, max_model_len=512)
-    monkeypatch.setattr(engine.scheduler, "kv_event_publisher", router := Router())
-    engine.run([Ask(words(100), greedy())])
-
-    def broken(*_):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(RadixTree, "insert", broken)
-    asks = [Ask(words(200), greedy(40)), Ask(words(200), greedy()), Ask(words(90, 1), greedy())]
-    assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [100, 192, 0]
-    assert engine.scheduler.parts.radix.tree is None
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    assert router.known == {
-        maybe_convert_block_hash(get_block_hash(block.block_hash))
-        for block in pool.blocks
-        if block.block_hash is not None
-    }
-    assert len(router.known) == 7 + 2

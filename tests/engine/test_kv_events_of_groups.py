@@ -24,9 +24,11 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
-from tests.engine.late import Answer, LateCore, Runner, V1Runner, V2Runner
+from tests.engine.late import Answer, LateCore
+from tests.engine.late_runners import Runner, V1Runner, V2Runner
 
 LAYOUTS: dict[str, dict[str, Any]] = {
+    "one group": {},
     "gpt-oss": {"sliding_windows": (24,)},
     "windows and chunks": {"sliding_windows": (9, 70), "attention_chunks": (24,)},
     "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},

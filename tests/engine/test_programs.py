@@ -1,129 +1,202 @@
 """Rule 4 over random programs: chats, forks, joins, bursts, aborts, every kind of request, in
-caches that hold hardly more than the longest of them.
+caches that hold hardly more than the longest of them. On each layout of KV caches, with each kind
+of drafts, and with vLLM's offloading below the tree.
 
 `make soak` plays many more of them, in random settings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
 import pytest
+import vllm
+from vllm.config import KVTransferConfig
 
+from sgl_vllm.vllm_api.versions import release_of
 from tests.effort import requests
+from tests.engine import host_tiers
+from tests.engine.drafters import counting_drafts, for_speculation, speculation, why_it_cannot_run
 from tests.engine.engine import Engine
-from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import (
-    NEAR_TIE,
-    REFERENCE,
-    Hang,
-    Played,
-    References,
-    Setting,
-    differences,
-    play,
-)
-from tests.engine.programs import Abort, random_program
-from tests.engine.ties import JUDGE, gap
+from tests.engine.play import REFERENCE, Hang, References, Setting, play, references_on
+from tests.engine.programs import Abort, Program, random_program
+from tests.engine.soak_models import MODELS, SINCE_0_32, SoakModel
+from tests.engine.ties import check_answers
+from tests.platforms.platform import chosen
 
-PROGRAMS = [random_program(seed, num_calls=requests(80)) for seed in (1, 2)]
+WHAT_HAPPENS = ("aborts", "partial hits", "select scores")
+SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 
-SETTINGS = {
-    "stock": Setting(None, num_blocks=40),
-    "tiny cache": Setting({}, num_blocks=26),
-    "prefill in chunks, in order of arrival": Setting(
-        {"schedule_policy": "fcfs", "schedule_max_overtakes": 0},
-        num_blocks=36,
-        max_num_batched_tokens=64,
+
+@dataclass(frozen=True)
+class Case:
+    """A program on one engine of a model.
+
+    Attributes:
+        program: its seed, and how many calls it has.
+        happens: what is counted at least once.
+        method: of speculation; None for none.
+        has_good_drafts: whether the model accepts many of its drafts.
+        offloads: whether vLLM's tiers are below the tree.
+    """
+
+    setting: Setting
+    program: tuple[int, int] = (30, 45)
+    happens: tuple[str, ...] = WHAT_HAPPENS
+    method: str | None = None
+    has_good_drafts: bool = True
+    offloads: bool = False
+
+
+def tiny(num_blocks: int, block_size: int = 32, chunk: int = 96, **more: Any) -> Setting:
+    """A cache of hardly more than the longest request, and prefill in chunks."""
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_num_batched_tokens": chunk}
+    return Setting(more.pop("plugin", {}), **sizes, **more)
+
+
+EXACT = {"jump_mode": "exact"}
+BY_PROGRAM = {"schedule_policy": "program", "schedule_hold_s": 1.0, "schedule_max_delay": 100.0}
+FAIR = {"schedule_max_overtakes": 1, "schedule_fair_quantum": 300}
+ONE, DRAFTS, RECURRENT, MLA = (2, 120), (3, 60), (42, 100), (4, 24)
+
+
+def drafting(method: str, setting: Setting, program: tuple[int, int] = (30, 45), **more) -> Case:
+    return Case(setting, program, method=method, **more)
+
+
+QUICK: dict[tuple[str, str], Case] = {
+    ("demo", "tiny cache, prefill in chunks"): Case(tiny(30, chunk=64), ONE),
+    ("demo", "by priority, fair, prefill in one"): Case(
+        Setting(FAIR, block_size=64, num_blocks=16, chunked=False, policy="priority"), ONE
     ),
-    "prefill in one": Setting({}, block_size=64, num_blocks=16, chunked=False),
-    "block 128": Setting({}, block_size=128, num_blocks=8, max_num_batched_tokens=256),
-    "few at once, depth first": Setting(
-        {"schedule_policy": "dfs-weight", "schedule_window": 3, "schedule_max_delay": 10.0},
-        num_blocks=60,
-        max_num_seqs=4,
-        grammars_in_background=True,
+    ("demo", "exact jumps, by what programs have left"): Case(
+        tiny(30, chunk=64, plugin=EXACT | BY_PROGRAM, grammars_in_background=True), ONE
     ),
-    "by priority": Setting(
-        {"schedule_max_overtakes": 1, "schedule_fair_quantum": 300},
-        num_blocks=30,
-        policy="priority",
+    ("demo", "ngram"): drafting("ngram", tiny(28, chunk=1024), DRAFTS),
+    ("demo", "eagle"): drafting("eagle", tiny(28, chunk=1024), DRAFTS),
+    ("demo", "eagle3"): drafting("eagle3", tiny(28, chunk=1024), DRAFTS),
+    ("gemma3", "windows"): Case(tiny(52)),
+    ("gemma3", "windows, offloading"): Case(
+        tiny(52, plugin={"tier_rule": "always"}), offloads=True, happens=WHAT_HAPPENS[1:]
     ),
-    "exact jumps, prefill in chunks, by what programs have left": Setting(
-        {
-            "jump_mode": "exact",
-            "schedule_policy": "program",
-            "schedule_hold_s": 1.0,
-            "schedule_max_delay": 100.0,
-        },
-        num_blocks=30,
-        max_num_batched_tokens=64,
+    ("glm4_moe", "mtp"): drafting("mtp", tiny(27)),
+    ("deepseek_v2", "mla"): Case(tiny(54, 16, 128), MLA, ("aborts", "partial hits", "preemptions")),
+}
+IN_MAKE_TEST_SLOW: dict[tuple[str, str], Case] = {
+    ("demo", "draft model"): drafting("draft_model", tiny(28, chunk=1024), DRAFTS),
+    ("demo", "eagle, exact jumps"): drafting("eagle", tiny(30, chunk=128, plugin=EXACT), DRAFTS),
+    ("gemma3", "ngram"): drafting("ngram", tiny(52)),
+    ("gemma3", "eagle"): drafting("eagle", tiny(104), has_good_drafts=False),
+    ("gemma4", "windows, blocks of two sizes"): Case(tiny(36)),
+    ("gemma4", "eagle3"): drafting("eagle3", tiny(72), has_good_drafts=False),
+    ("gpt_oss", "windows, by priority"): Case(tiny(31, policy="priority")),
+    ("gpt_oss", "ngram"): drafting("ngram", tiny(31)),
+    ("llama4", "chunks"): Case(tiny(48)),
+    ("llama4", "chunks, offloading"): Case(
+        tiny(48, plugin={"tier_rule": "always"}), offloads=True, happens=WHAT_HAPPENS[1:]
     ),
-    "fair, without jumps": Setting(
-        {"jump_forward": False, "schedule_fair_quantum": 100},
-        num_blocks=30,
+    ("llama4", "eagle"): drafting("eagle", tiny(96), has_good_drafts=False),
+    ("qwen3_next", "linear attention"): Case(tiny(20, chunk=560), RECURRENT),
+    ("qwen3_next", "exact jumps, by priority"): Case(
+        tiny(24, chunk=1024, plugin=EXACT, policy="priority"), RECURRENT
+    ),
+    ("granite4", "mamba-2"): Case(tiny(26, chunk=112), RECURRENT),
+    ("deepseek_v3", "mla, mtp"): drafting("mtp", tiny(54, 16)),
+    ("exaone_moe", "windows, mtp"): drafting("mtp", tiny(45)),
+    ("deepseek_v2", "mla, prefill in one"): Case(
+        Setting({}, block_size=16, num_blocks=60, chunked=False)
     ),
 }
+CASES = [
+    *(pytest.param(model, case, id=f"{model}, {name}") for (model, name), case in QUICK.items()),
+    *(
+        pytest.param(model, case, id=f"{model}, {name}", marks=SLOW)
+        for (model, name), case in IN_MAKE_TEST_SLOW.items()
+    ),
+]
 
 
-def start_for(start, setting: Setting) -> Engine:
-    engine = start(plugin=setting.plugin, **setting.engine_args)
+@pytest.fixture(scope="module")
+def model(request, tmp_path_factory) -> Iterator[tuple[str, SoakModel]]:
+    if request.param in SINCE_0_32 and release_of(vllm.__version__) < (0, 32):
+        pytest.skip("vLLM 0.31 cannot run it on a CPU")
+    folder: Path = tmp_path_factory.mktemp("models") / request.param
+    with pytest.MonkeyPatch.context() as patch:
+        yield request.param, MODELS[request.param](folder, patch)
+
+
+@pytest.fixture(scope="module")
+def references(model, start) -> Callable[[Program], References]:
+    """What stock answers to a program without a cache. Each program is played once."""
+    known: dict[int, References] = {}
+    arguments: Mapping[str, Any] = model[1].engine_args
+
+    def of(program: Program) -> References:
+        if program.seed not in known:
+            setting = replace(REFERENCE, block_size=model[1].block_sizes[0])
+            engine = start_for(start, setting, arguments)
+            known[program.seed] = references_on(engine, program)
+        return known[program.seed]
+
+    return of
+
+
+def start_for(start, setting: Setting, arguments: Mapping[str, Any] = {}) -> Engine:
+    engine: Engine = start(plugin=setting.plugin, **{**arguments, **setting.engine_args})
     setting.prepare(engine)
     return engine
 
 
-@pytest.fixture(scope="module")
-def references(start) -> list[References]:
-    engine = start_for(start, REFERENCE)
-    with decoding_one_by_one(engine.scheduler):
-        narrowed = [play(engine, program, None, give_up=False) for program in PROGRAMS]
-    stock = [
-        play(engine, program, known.prompts, give_up=False)
-        for program, known in zip(PROGRAMS, narrowed, strict=True)
-    ]
-    return [References(*both) for both in zip(narrowed, stock, strict=True)]
-
-
-def check_answers(start, references: list[References], setting: Setting, got: list[Played]) -> None:
-    """Fail on any difference but a near tie of two tokens."""
-    found = [
-        (program.seed, difference)
-        for program, known, played in zip(PROGRAMS, references, got, strict=True)
-        for difference in differences(program, known.expected_by(setting, program), played)
-    ]
-    if not found:
-        return
-    judge = start(**JUDGE)
-    gaps = [gap(judge, difference) for _, difference in found]
-    real = [
-        f"seed {seed}, {setting}, logits {distance} apart\n{difference}"
-        for (seed, difference), distance in zip(found, gaps, strict=True)
-        if distance > NEAR_TIE
-    ]
-    assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
-
-
-def test_stock_without_a_cache_agrees_with_the_reference(start, references):
-    """Which is the same but for the narrowed masks of constrained requests."""
-    check_answers(start, references, REFERENCE, [known.stock for known in references])
-
-
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_every_request_gets_the_answer_it_gets_without_a_cache(start, references, setting):
-    engine = start_for(start, setting)
-    got = [
-        play(engine, program, known.narrowed.prompts)
-        for program, known in zip(PROGRAMS, references, strict=True)
-    ]
-    check_answers(start, references, setting, got)
-    counts = got[0].counts + got[1].counts
-    assert counts["aborts"] >= requests(10)
-    if setting.plugin is not None:
-        assert counts["partial hits"] > requests(20)
-        assert counts["forced tokens"] > requests(50) or not setting.is_canonical
+@pytest.mark.parametrize(("model", "case"), CASES, indirect=["model"])
+def test_every_request_gets_the_answer_it_gets_without_a_cache(
+    start, model, references, case, request, tmp_path
+):
+    name, of_model = model
+    platform, setting = chosen(request.config), case.setting
+    program = random_program(case.program[0], requests(case.program[1]))
+    arguments = dict(of_model.engine_args)
+    if case.method is not None:
+        if requests(100) < 100:
+            pytest.skip("it takes minutes where a pass is slow")
+        if reason := why_it_cannot_run(case.method, platform):
+            pytest.skip(reason)
+        program = for_speculation(program)
+        arguments["speculative_config"] = speculation(
+            case.method, tmp_path, model=name, is_async=platform.is_async
+        )
+    if case.offloads:
+        tiers = host_tiers.config(4 << 20, host_tiers.checked_files(tmp_path))
+        arguments["kv_transfer_config"] = KVTransferConfig(**tiers)
+    known = references(program)
+    engine = start_for(start, setting, arguments)
+    with counting_drafts(engine) as drafts:
+        played = play(engine, program, known.narrowed.prompts)
+    assert set(engine.scheduler.parts.states().values()) == {"on"}
+    assert all(played.counts[what] for what in case.happens)
+    assert played.counts["forced tokens"] > requests(20) or not setting.is_canonical
+    if case.method is not None:
+        assert drafts["drafts"] > drafts["accepted"]
+        assert drafts["accepted"] > requests(10) or not case.has_good_drafts
+    if case.offloads:
+        hits = engine.scheduler.sgl_vllm.stats().radix
+        loaded = hits.host_hit_tokens + hits.disk_hit_tokens + hits.other_tier_hit_tokens
+        assert loaded > requests(500)
+    check_answers(
+        lambda **judge: start(**{**of_model.engine_args, **judge}),
+        program,
+        known.expected_by(setting, program),
+        played,
+        logprob_tolerance=of_model.tolerance,
+        near_tie=of_model.near_tie,
+    )
 
 
 def test_the_programs_hold_every_shape_and_way_to_give_up():
-    programs = [random_program(seed, num_calls=80) for seed in (1, 2)]
-    calls = [call for program in programs for call in program.calls]
+    program = random_program(*ONE)
+    calls = [*program.calls]
     assert {call.shape for call in calls} >= {
         *("question", "turn", "branch", "join", "burst", "long", "long again", "retry", "storm"),
         *("crowd", "standstill"),
@@ -131,14 +204,12 @@ def test_the_programs_hold_every_shape_and_way_to_give_up():
     aborts = {call.abort for call in calls}
     assert Abort(after_steps=0) in aborts and Abort(after_tokens=1) in aborts
     assert any(call.params.n > 1 for call in calls)
-    assert random_program(1, num_calls=80) == programs[0]
+    assert random_program(*ONE) == program
 
 
 def test_an_engine_that_gets_nowhere_is_a_failure_with_its_seed(start, monkeypatch):
     monkeypatch.setattr("tests.engine.play.HANG_S", 0.2)
     engine = start_for(start, Setting(None))
-    schedule = engine.scheduler.schedule
     engine.scheduler.max_num_scheduled_tokens = 0
-    with pytest.raises(Hang, match=r"seed 1.*waiting"):
-        play(engine, PROGRAMS[0], None)
-    assert engine.scheduler.schedule == schedule
+    with pytest.raises(Hang, match=r"seed 2.*waiting"):
+        play(engine, random_program(*ONE), None)

@@ -1,12 +1,16 @@
-"""What a real scheduler knows of programs: their states, and what may be shown of their tools."""
+"""What a real scheduler knows of programs: their states, what may be shown of their tools, and the
+steps of their graphs, by which they are ordered."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from sgl_vllm.protocol.hints import read_hints
+from sgl_vllm.protocol.step_graph import Step, StepGraph, digest_of
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
 
@@ -112,3 +116,117 @@ def test_without_the_parts_that_know_nothing_is_said(off: str) -> None:
     serve(machine, words(64), extra_args={"sgl_next_tool": "bash"})
     assert machine.scheduler.sgl_vllm.stats().programs is None
     assert "programs" not in machine.scheduler.sgl_vllm.tree()
+
+
+# -- steps of graphs -------------------------------------------------------------------------------
+
+
+def serve_steps(machine: Machine, graph: StepGraph, sizes: Sequence[int]) -> None:
+    """A run whose steps have new prompts of these sizes."""
+    for index, size in enumerate(sizes):
+        machine.add(words(size), **step(graph, index, sends_graph=index == 0))
+        machine.run()
+
+
+def step(graph: StepGraph, index: int, *, sends_graph: bool = False) -> dict:
+    hints = {"sgl_step": f"{graph.digest}/{index}"}
+    return {"extra_args": {**hints, **({"sgl_graph": graph.text} if sends_graph else {})}}
+
+
+LINE = StepGraph((Step(), Step(0, "search"), Step(1, "read")))
+
+
+PAIR = StepGraph((Step(), Step(0, "build")))
+
+
+def test_the_program_with_the_least_to_compute_goes_first():
+    machine = Machine({"schedule_policy": "program", "schedule_max_delay": 100.0}, max_num_seqs=1)
+    serve_steps(machine, LINE, [600, 200, 20])
+    serve_steps(machine, PAIR, [100, 100])
+    machine.admitted.clear()
+    for name, graph, index in (("820", LINE, 0), ("200", PAIR, 0), ("20", LINE, 2)):
+        machine.add(words(64), name=name, **step(graph, index))
+    machine.run()
+    assert machine.admitted == ["20", "200", "820"]
+
+
+def test_without_a_graph_the_program_that_has_computed_the_least_goes_first():
+    machine = Machine({"schedule_policy": "program", "schedule_max_delay": 100.0}, max_num_seqs=1)
+    served = {size: words(size) for size in (2000, 400, 100)}
+    for prompt in served.values():
+        machine.add(prompt)
+        machine.run()
+    machine.admitted.clear()
+    for size, prompt in served.items():
+        machine.add([*prompt, *words(8)], name=str(size))
+    machine.add(words(500), name="new")
+    machine.run()
+    assert machine.admitted == ["100", "400", "2000", "new"], "the new one is not cached"
+
+
+def test_the_branches_of_a_fork_in_a_graph_are_admitted_together():
+    fork = StepGraph((Step(), Step(0), Step(0), Step(0)))
+    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
+    machine.add(words(30), **step(fork, 0, sends_graph=True))
+    machine.run()
+    machine.admitted.clear()
+    for index in (1, 2, 3):
+        for program in ("p", "q"):
+            hints = {"sgl_program": program, **step(fork, index)["extra_args"]}
+            machine.add(words(30), name=f"{program}{index}", extra_args=hints)
+        machine.add(words(30), name=f"alone {index}", **step(fork, index))
+    machine.run()
+    alone = ["alone 1", "alone 2", "alone 3"]
+    assert machine.admitted == ["p1", "p2", "p3", "q1", "q2", "q3", *alone]
+
+
+def test_a_step_of_an_unknown_graph_is_served_as_any_other():
+    machine = Machine({"schedule_policy": "program"}, max_num_seqs=1)
+    for index in (1, 7):
+        machine.add(words(30), **step(LINE, index))
+    for text in ("[3]", '[{"tool": "\\ud800"}]', "", "{"):
+        hints = {"sgl_step": f"{digest_of(text)}/0", "sgl_graph": text}
+        machine.add(words(30), extra_args=hints)
+    machine.run()
+    assert len(machine.ended) == 6 and not machine.scheduler.parts.radix.failed
+
+
+TWO = StepGraph((Step(), Step()))
+
+
+def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
+    """What the first step of `TWO` has taken in the mean, by what `program` would order by."""
+    hints = read_hints(step(TWO, 0)["extra_args"], "")
+    request = machine.add(prompt, **step(TWO, 0))
+    num_remaining = machine.scheduler.parts.programs.arrived(request, hints).num_remaining
+    machine.abort(request)
+    return num_remaining // 2  # the other step counts as much
+
+
+def test_a_step_takes_the_tokens_that_are_not_cached_and_those_of_its_answer():
+    machine = Machine()
+    prompt = words(320)
+    machine.add(prompt)
+    machine.run()
+    machine.add([*prompt, *words(80)], 20, **step(TWO, 0, sends_graph=True))
+    machine.run()
+    assert 80 + 19 <= measured_tokens(machine, prompt) <= 81 + 20
+
+
+def test_what_is_computed_again_after_a_preemption_does_not_count():
+    machine = Machine(num_blocks=30)
+    machine.add(words(200), 200)
+    request = machine.add(words(640), 100, **step(TWO, 0, sends_graph=True))
+    machine.run()
+    assert request.num_preemptions
+    assert 730 <= measured_tokens(machine, words(64)) <= 740
+
+
+@pytest.mark.parametrize(("num_steps", "num_tokens"), [(1, 0), (3, 2001)])
+def test_an_aborted_request_takes_what_was_computed_if_it_has_an_answer(num_steps, num_tokens):
+    machine = Machine()
+    request = machine.add(words(2000), 100, **step(TWO, 0, sends_graph=True))
+    for _ in range(num_steps):
+        machine.step()
+    machine.abort(request)
+    assert num_tokens - 1 <= measured_tokens(machine, words(64)) <= num_tokens + 1

@@ -6,19 +6,15 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
-from sgl_vllm.protocol.hints import read_hints
-from sgl_vllm.protocol.step_graph import Step, StepGraph, digest_of
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.scores import MAX_SCORED, PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, NUM_STEPS_OVERDUE
 from tests.engine.machine import Machine
-from tools.engine_harness.scheduler import make_scheduler
-from tools.engine_harness.settings import SGL, EngineSettings
 
 _rng = random.Random(0)
 
@@ -128,17 +124,6 @@ def test_a_sibling_of_a_prompt_in_prefill_waits_and_then_shares_it(schedule):
         assert machine.computed[second.request_id] == 649 - 128
 
 
-@pytest.mark.parametrize("schedule", [False, True])
-def test_of_equal_prompts_one_is_computed_first(schedule):
-    machine = Machine({"schedule": schedule}, block_size=128)
-    prompt = words(255)
-    for _ in range(3):
-        machine.add(prompt)
-    machine.run()
-    # In one step they share whole blocks only.
-    assert machine.num_tokens_computed == (255 + 2 if schedule else 255 + 2 * 127)
-
-
 def test_an_overdue_request_is_held_back_for_two_more_steps_at_most():
     machine = Machine(
         {"schedule_max_overtakes": 2}, max_num_batched_tokens=512, long_prefill_token_threshold=64
@@ -184,17 +169,6 @@ def test_a_request_does_not_wait_for_a_leader_that_has_passed_what_they_share():
     machine.run()
 
 
-def test_siblings_of_a_request_that_is_held_back_are_held_back_with_it():
-    machine = Machine(block_size=128, max_num_batched_tokens=4096, max_num_seqs=200)
-    prompt = words(250)
-    for _ in range(MAX_SCORED):
-        machine.add(prompt)
-    assert len(machine.step().scheduled_new_reqs) == 1
-    assert machine.queue.sharing.num_comparisons == 1, "of one sibling for all others"
-    machine.run()
-    assert machine.num_tokens_computed == 250 + MAX_SCORED - 1
-
-
 def test_no_request_waits_if_that_saves_less_than_a_step_costs():
     machine = Machine(block_size=128)
     machine.queue.sharing.min_saved_tokens = MIN_SAVED_TOKENS  # as on a GPU
@@ -211,6 +185,14 @@ def test_no_request_waits_if_that_saves_less_than_a_step_costs():
         machine.add(prefix + words(5))
     machine.run()
     assert machine.counters.held_back == 3
+
+
+def test_tenants_do_not_wait_for_what_they_cannot_share():
+    machine = Machine(block_size=128)
+    prompt = words(250)
+    for salt in ("a", "b", None):
+        machine.add(prompt, cache_salt=salt)
+    assert len(machine.step().scheduled_new_reqs) == 3
 
 
 def test_requests_that_are_held_back_are_no_sign_of_missing_capacity():
@@ -234,39 +216,7 @@ def test_a_request_that_does_not_read_the_cache_is_not_held_back():
     assert len(machine.step().scheduled_new_reqs) == 3
 
 
-def test_tenants_do_not_wait_for_what_they_cannot_share():
-    machine = Machine(block_size=128)
-    prompt = words(250)
-    for salt in ("a", "b", None):
-        machine.add(prompt, cache_salt=salt)
-    assert len(machine.step().scheduled_new_reqs) == 3
-
-
-def test_the_next_sibling_leads_if_the_first_is_aborted():
-    machine = Machine(max_num_batched_tokens=256)
-    prefix = words(640)
-    requests = [machine.add(prefix + words(9)) for _ in range(3)]
-    machine.step()
-    machine.abort(requests[0])
-    machine.run()
-    assert sorted(machine.ended) == [request.request_id for request in requests[1:]]
-
-
 # -- aborts ---------------------------------------------------------------------------------------
-
-
-def test_waiting_held_back_and_running_requests_can_be_aborted():
-    machine = Machine(max_num_seqs=4, max_num_batched_tokens=128)
-    prefix = words(500)
-    held = [machine.add(prefix + words(9), 5) for _ in range(4)]
-    waiting = [machine.add(words(60), 5) for _ in range(8)]
-    machine.step()
-    machine.abort(held[1], waiting[7], waiting[0], held[0])
-    machine.step()
-    machine.abort(held[2], waiting[3])
-    machine.run()
-    kept = [request for request in [*held, *waiting] if request.status.name == "FINISHED_ABORTED"]
-    assert len(kept) == 6 and len(machine.ended) == 6
 
 
 def test_every_request_can_be_aborted_at_any_time():
@@ -320,35 +270,6 @@ def test_what_was_popped_in_a_step_is_scored_in_a_later_one():
     assert not queue.num_errors and len(machine.ended) == MAX_SCORED + 36
 
 
-def test_a_request_is_matched_again_only_when_its_match_may_have_changed(monkeypatch):
-    machine = Machine(max_num_seqs=1, num_blocks=300)
-    scored = count_calls(monkeypatch, PrefixScores, "_score_by_tree")
-    for _ in range(30):
-        machine.add(words(50), 2)
-    machine.run()
-    assert len(scored) <= 30
-
-
-def test_a_request_that_waits_alone_is_neither_scored_nor_ordered(monkeypatch):
-    machine = Machine()
-    scored = count_calls(monkeypatch, PrefixScores, "refresh")
-    for _ in range(5):
-        machine.add(words(50), 4)
-        machine.run()
-    assert not scored and machine.counters.ordered_steps == 0
-
-
-def test_no_order_is_decided_while_no_seat_is_free():
-    machine = Machine(max_num_seqs=2)
-    for _ in range(6):
-        machine.add(words(50), 20)
-    machine.step()
-    assert machine.counters.ordered_steps == 1
-    for _ in range(15):
-        machine.step()
-    assert machine.counters.ordered_steps == 1 and len(machine.queue) == 4 and machine.queue
-
-
 # -- hints ----------------------------------------------------------------------------------------
 
 
@@ -368,15 +289,6 @@ def test_the_branches_of_a_fork_are_admitted_together(policy):
     machine.run()
     names = [name.rpartition(" ")[0] for name in machine.admitted]
     assert len([name for name, _ in itertools.groupby(names) if name != "before"]) == 2
-
-
-def test_a_group_of_one_tenant_is_not_that_of_another():
-    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    for number in range(3):
-        machine.add(words(30), name=f"a{number}", cache_salt="a", **in_group("p", 0))
-        machine.add(words(30), name=f"b{number}", cache_salt="b", **in_group("p", 0))
-    machine.run()
-    assert machine.admitted == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
 @pytest.mark.parametrize(
@@ -400,178 +312,6 @@ def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_hints):
     assert "x" * 20 not in warnings_of_hints[0].getMessage()
     machine.run()
     assert len(machine.ended) == 2
-
-
-def test_a_program_alone_does_not_change_the_order(warnings_of_hints):
-    """It is for routers in front of several engines."""
-    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    for number in range(3):
-        for program in "pq":
-            hint = {"sgl_program": program}
-            machine.add(words(30), name=f"{program}{number}", extra_args=hint)
-    machine.run()
-    assert machine.admitted == ["p0", "q0", "p1", "q1", "p2", "q2"]
-    assert not warnings_of_hints
-
-
-# -- programs ----------------------------------------------------------------------------------
-
-
-def serve_steps(machine: Machine, graph: StepGraph, sizes: Sequence[int]) -> None:
-    """A run whose steps have new prompts of these sizes."""
-    for index, size in enumerate(sizes):
-        machine.add(words(size), **step(graph, index, sends_graph=index == 0))
-        machine.run()
-
-
-def step(graph: StepGraph, index: int, *, sends_graph: bool = False) -> dict:
-    hints = {"sgl_step": f"{graph.digest}/{index}"}
-    return {"extra_args": {**hints, **({"sgl_graph": graph.text} if sends_graph else {})}}
-
-
-LINE = StepGraph((Step(), Step(0, "search"), Step(1, "read")))
-PAIR = StepGraph((Step(), Step(0, "build")))
-
-
-def test_the_program_with_the_least_to_compute_goes_first():
-    machine = Machine({"schedule_policy": "program", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    serve_steps(machine, LINE, [600, 200, 20])
-    serve_steps(machine, PAIR, [100, 100])
-    machine.admitted.clear()
-    for name, graph, index in (("820", LINE, 0), ("200", PAIR, 0), ("20", LINE, 2)):
-        machine.add(words(64), name=name, **step(graph, index))
-    machine.run()
-    assert machine.admitted == ["20", "200", "820"]
-
-
-def test_without_a_graph_the_program_that_has_computed_the_least_goes_first():
-    machine = Machine({"schedule_policy": "program", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    served = {size: words(size) for size in (2000, 400, 100)}
-    for prompt in served.values():
-        machine.add(prompt)
-        machine.run()
-    machine.admitted.clear()
-    for size, prompt in served.items():
-        machine.add([*prompt, *words(8)], name=str(size))
-    machine.add(words(500), name="new")
-    machine.run()
-    assert machine.admitted == ["100", "400", "2000", "new"], "the new one is not cached"
-
-
-def test_the_branches_of_a_fork_in_a_graph_are_admitted_together():
-    fork = StepGraph((Step(), Step(0), Step(0), Step(0)))
-    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    machine.add(words(30), **step(fork, 0, sends_graph=True))
-    machine.run()
-    machine.admitted.clear()
-    for index in (1, 2, 3):
-        for program in ("p", "q"):
-            hints = {"sgl_program": program, **step(fork, index)["extra_args"]}
-            machine.add(words(30), name=f"{program}{index}", extra_args=hints)
-        machine.add(words(30), name=f"alone {index}", **step(fork, index))
-    machine.run()
-    alone = ["alone 1", "alone 2", "alone 3"]
-    assert machine.admitted == ["p1", "p2", "p3", "q1", "q2", "q3", *alone]
-
-
-def test_branches_from_the_start_of_a_program_are_admitted_together():
-    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    for index in (0, 1):
-        for program in ("p", "q"):
-            hints = {"sgl_program": program, **step(TWO, index, sends_graph=True)["extra_args"]}
-            machine.add(words(30), name=f"{program}{index}", extra_args=hints)
-    machine.run()
-    assert machine.admitted == ["p0", "p1", "q0", "q1"]
-
-
-def test_a_step_of_an_unknown_graph_is_served_as_any_other():
-    machine = Machine({"schedule_policy": "program"}, max_num_seqs=1)
-    for index in (1, 7):
-        machine.add(words(30), **step(LINE, index))
-    for text in ("[3]", '[{"tool": "\\ud800"}]', "", "{"):
-        hints = {"sgl_step": f"{digest_of(text)}/0", "sgl_graph": text}
-        machine.add(words(30), extra_args=hints)
-    machine.run()
-    assert len(machine.ended) == 6 and not machine.scheduler.parts.radix.failed
-
-
-TWO = StepGraph((Step(), Step()))
-
-
-def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
-    """What the first step of `TWO` has taken in the mean, by what `program` would order by."""
-    hints = read_hints(step(TWO, 0)["extra_args"], "")
-    request = machine.add(prompt, **step(TWO, 0))
-    num_remaining = machine.scheduler.parts.programs.arrived(request, hints).num_remaining
-    machine.abort(request)
-    return num_remaining // 2  # the other step counts as much
-
-
-def test_a_step_takes_the_tokens_that_are_not_cached_and_those_of_its_answer():
-    machine = Machine()
-    prompt = words(320)
-    machine.add(prompt)
-    machine.run()
-    machine.add([*prompt, *words(80)], 20, **step(TWO, 0, sends_graph=True))
-    machine.run()
-    assert 80 + 19 <= measured_tokens(machine, prompt) <= 81 + 20
-
-
-def test_what_is_computed_again_after_a_preemption_does_not_count():
-    machine = Machine(num_blocks=30)
-    machine.add(words(200), 200)
-    request = machine.add(words(640), 100, **step(TWO, 0, sends_graph=True))
-    machine.run()
-    assert request.num_preemptions
-    assert 730 <= measured_tokens(machine, words(64)) <= 740
-
-
-@pytest.mark.parametrize(("num_steps", "num_tokens"), [(1, 0), (3, 2001)])
-def test_an_aborted_request_takes_what_was_computed_if_it_has_an_answer(num_steps, num_tokens):
-    machine = Machine()
-    request = machine.add(words(2000), 100, **step(TWO, 0, sends_graph=True))
-    for _ in range(num_steps):
-        machine.step()
-    machine.abort(request)
-    assert num_tokens - 1 <= measured_tokens(machine, words(64)) <= num_tokens + 1
-
-
-# -- tenants --------------------------------------------------------------------------------------
-
-
-def test_a_flood_of_one_tenant_does_not_starve_another():
-    def place_of_last_modest(quantum: int) -> int:
-        machine = Machine({"schedule_fair_quantum": quantum}, max_num_seqs=2, num_blocks=60)
-        for number in range(100):
-            machine.add(words(200), 4, name=f"flood {number}", cache_salt="flood")
-        for number in range(5):
-            machine.add(words(200), 4, name=f"modest {number}", cache_salt="modest")
-        machine.run()
-        return machine.admitted.index("modest 4")
-
-    assert place_of_last_modest(quantum=0) > 90
-    assert place_of_last_modest(quantum=400) <= 15
-
-
-def test_a_tenant_that_was_alone_runs_up_no_debt():
-    machine = Machine({"schedule_fair_quantum": 500}, max_num_seqs=1)
-    for _ in range(50):
-        machine.add(words(500), cache_salt="early")
-        machine.run()
-    for number in range(20):
-        for tenant in ("early", "late"):
-            machine.add(words(200), name=f"{tenant} {number}", cache_salt=tenant)
-    machine.run()
-    first = [name.split()[0] for name in machine.admitted[-40:-20]]
-    assert 7 <= first.count("early") <= 13
-
-
-def test_without_the_option_tenants_are_not_distinguished():
-    machine = Machine({"schedule_policy": "fcfs"}, max_num_seqs=1)
-    for number in range(6):
-        machine.add(words(200), name=str(number), cache_salt="ab"[number < 4])
-    machine.run()
-    assert machine.admitted == list("012345")
 
 
 # -- requests ahead of time -----------------------------------------------------------------------
@@ -600,51 +340,6 @@ def test_it_goes_after_those_of_the_least_priority_whatever_its_own_is():
     machine.add(words(60), name="low", priority=9)
     machine.run()
     assert machine.admitted == ["low", "ahead"]
-
-
-def test_it_takes_no_place_of_another_in_the_bound_on_waiting():
-    """With a bound of one overtake, the oldest ordinary request is next, however long an ahead one
-    has waited."""
-    machine = Machine({"schedule_max_overtakes": 1}, max_num_seqs=1)
-    machine.add(words(50), name="ahead", extra_args=AHEAD)
-    for number in range(8):
-        machine.add(words(60), name=str(number))
-    machine.run()
-    assert machine.admitted == [*"01234567", "ahead"]
-
-
-# -- vLLM's priorities ----------------------------------------------------------------------------
-
-
-def test_important_requests_go_first_and_among_equals_the_longest_cached_prefix():
-    machine = Machine(policy="priority", max_num_seqs=1, num_blocks=24)
-    prefix = words(320)
-    machine.add(prefix, name="first")
-    machine.run()
-    for priority in (1, 0):
-        machine.add(words(400), name=f"new {priority}", priority=priority)
-        machine.add(prefix + words(80), name=f"cached {priority}", priority=priority)
-    machine.run()
-    assert machine.admitted == ["first", "cached 0", "new 0", "cached 1", "new 1"]
-
-
-def test_with_priorities_vllm_preempts_the_least_important_request():
-    machine = Machine(policy="priority", num_blocks=12)
-    low = machine.add(words(150), 100, priority=5)
-    machine.step()
-    high = machine.add(words(150), 100, priority=0)
-    machine.run()
-    assert low.num_preemptions and not high.num_preemptions
-    assert machine.ended == [high.request_id, low.request_id]
-
-
-def test_a_preempted_request_goes_before_others_of_its_priority_only():
-    machine = Machine(policy="priority", num_blocks=30)
-    waiting = [machine.add(words(30), priority=priority, name=str(priority)) for priority in (0, 1)]
-    preempted = machine.add(words(30), priority=1, name="preempted")
-    machine.queue.remove_request(preempted)
-    machine.queue.prepend_request(preempted)
-    assert list(machine.queue) == [waiting[0], preempted, waiting[1]]
 
 
 # -- preemption -----------------------------------------------------------------------------------
@@ -680,23 +375,6 @@ def test_a_snapshot_of_the_tree_decides_nothing(monkeypatch):
     assert matched and refilled
 
 
-def test_blocks_count_once_for_the_tokens_that_all_groups_keep_in_them():
-    """A block of full attention has the tokens of two blocks of the window group."""
-    settings = EngineSettings(
-        num_blocks=90,
-        block_size=16,
-        max_model_len=512,
-        max_num_seqs=4,
-        max_num_batched_tokens=512,
-        sliding_windows=(64,),
-        full_block_scale=2,
-        plugin={},
-    )
-    scheduler = make_scheduler(SGL, settings)
-    assert scheduler.parts.radix.groups.tokens_in(90) == 30 * 32
-    assert scheduler.waiting._room_tokens() == 30 * 32
-
-
 def test_while_a_pass_is_paused_an_error_leaves_the_running_requests_running():
     machine = Machine()
     request = machine.add(words(40), 5)
@@ -709,13 +387,6 @@ def test_while_a_pass_is_paused_an_error_leaves_the_running_requests_running():
 
 
 # -- a part that is off ---------------------------------------------------------------------------
-
-
-def test_a_client_that_pins_is_told_why_the_tree_is_off():
-    machine = Machine()
-    machine.scheduler.parts.switch_off("radix", "the self-check found: a wrong token")
-    answer = machine.scheduler.sgl_vllm.pin(words(40))
-    assert answer.error == "the radix tree is off: the self-check found: a wrong token"
 
 
 def test_errors_of_a_part_are_counted_and_being_switched_off_is_none():
@@ -750,21 +421,6 @@ def test_while_its_order_fails_the_queue_is_fcfs_with_few_lines_in_the_log(
     assert len(errors_of_queue) <= machine.queue.num_errors.bit_length()
 
 
-def test_an_error_in_one_step_does_not_change_the_order_of_the_next(monkeypatch):
-    machine = Machine(max_num_seqs=1, num_blocks=30)
-    prefix = words(320)
-    machine.add(prefix, name="first")
-    machine.run()
-    order = machine.queue._waiting.order
-    monkeypatch.setattr(machine.queue._waiting, "order", fail)
-    for name, tokens in (("a", words(100)), ("b", words(800)), ("cached", prefix + words(80))):
-        machine.add(tokens, name=name)
-    machine.step()
-    monkeypatch.setattr(machine.queue._waiting, "order", order)
-    machine.run()
-    assert machine.admitted == ["first", "a", "cached", "b"]
-
-
 def test_while_the_order_fails_priorities_hold_and_preempted_requests_keep_their_place(monkeypatch):
     machine = Machine(policy="priority", max_num_seqs=1)
     monkeypatch.setattr(machine.queue._waiting, "order", fail)
@@ -786,16 +442,3 @@ def test_without_the_tree_the_order_follows_vllms_own_cache():
     machine.add(prefix + words(80), name="cached")
     machine.run()
     assert machine.admitted == ["first", "cached", "new"]
-
-
-def test_an_error_in_the_tree_leaves_the_queue_serving():
-    machine = Machine(max_num_seqs=2, num_blocks=60)
-    prefix = words(200)
-    for number in range(20):
-        machine.add(prefix + words(40), 3, name=str(number))
-        if number == 10:
-            machine.step()
-            machine.scheduler.parts.radix.pool.switch_off("off: by this test")
-    for _ in range(200):
-        machine.step()
-    assert len(machine.ended) == 20 and not machine.queue.num_errors

@@ -76,17 +76,6 @@ def test_a_request_that_runs_is_found_by_those_that_come_later(engine):
     assert finished["late"].num_cached_tokens == 80
 
 
-def test_an_aborted_request_leaves_what_it_computed(engine):
-    prompt = words(100)
-    long = engine.llm.llm_engine
-    long.add_request("gone", {"prompt_token_ids": prompt}, greedy(30))
-    for _ in range(3):
-        long.step()
-    long.abort_request(["gone"])
-    long.step()
-    assert cached_tokens(engine, Ask(prompt, greedy())) == [99]
-
-
 def test_a_request_as_large_as_the_cache_is_still_admitted(start):
     """A hit inside a block needs one block more for the copy; that must not lock a request out."""
     engine = start(plugin={}, block_size=32, num_gpu_blocks_override=9, max_model_len=256)

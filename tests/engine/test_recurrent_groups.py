@@ -38,7 +38,8 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
-from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
+from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore
+from tests.engine.late_runners import Runner, V1Runner, V2Runner
 from tools.engine_harness.kv_memory import WrongKvError
 from tools.engine_harness.settings import HEADS, MLA
 

@@ -6,28 +6,18 @@ stock vLLM too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import vllm
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.kv_cache_interface import MambaSpec
-from vllm.v1.request import Request
 
 from sgl_vllm.radix.checkpoints import MIN_GAIN
-from sgl_vllm.radix.components.states import RecurrentStates
 from sgl_vllm.vllm_api.versions import release_of
 from tests.effort import requests, some_slow
 from tests.engine import sessions
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
-from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import REFERENCE, References, Setting, play
-from tests.engine.programs import Program, random_program
 from tests.engine.recurrent_models import MODELS, RecurrentModel, let_mamba2_keep_states
 from tests.engine.sessions import Reply, again, in_order, num_shared, run, session
-from tests.engine.ties import check_answers
 
 
 @pytest.fixture(scope="module", params=some_slow(MODELS, ["qwen3_next"]))
@@ -216,131 +206,7 @@ def test_siblings_wait_for_room_rather_than_compute_their_prefix_again(model, st
     engine.check_nothing_is_left()
 
 
-def test_requests_that_preempt_each_other_get_the_answers_they_get_alone(
-    model, start_recurrent, monkeypatch
-):
-    """Both go on beyond the end of a block, and there is room for one."""
-    size = model.block_size
-    asks = [Ask(words(size - 14, seed=seed), greedy(30)) for seed in (1, 2)]
-    engine = start_recurrent({}, max_model_len=size + 56, num_gpu_blocks_override=14)
-    alone = [tokens_of(engine.run([ask])[0]) for ask in asks]
-    assert engine.llm.reset_prefix_cache()
-    preempted: list[Request] = []
-    preempt = engine.scheduler._preempt_request
-
-    def and_note(request: Request, *args: Any, **more: Any) -> None:
-        preempted.append(request)
-        preempt(request, *args, **more)
-
-    monkeypatch.setattr(engine.scheduler, "_preempt_request", and_note)
-    assert [tokens_of(result) for result in engine.run(asks)] == alone
-    assert preempted
-    engine.check_nothing_is_left()
-
-
 def test_the_self_check_finds_the_states_right(start_recurrent):
     engine = start_recurrent({"self_check": "on"}, num_gpu_blocks_override=400)
     assert set(engine.scheduler.parts.states().values()) == {"on"}
     assert engine.scheduler.kv_cache_manager.gauges.tree_states == 0, "nothing is left of it"
-
-
-@pytest.mark.slow
-def test_the_self_check_finds_states_that_are_not_copied(start_recurrent, monkeypatch):
-    take = KVCacheManager.take_kv_cache_block_copies
-
-    def take_without_states(manager: KVCacheManager) -> tuple[list[Any], list[Any]]:
-        managers = manager.coordinator.single_type_managers
-        recurrent = [one for one in managers if isinstance(one, MambaManager)]
-        of_states = {copy.block_id for one in recurrent for _, copy in one._pending_cow_copies}
-        copies, retained = take(manager)
-        return [copy for copy in copies if copy.dst_block_id not in of_states], retained
-
-    monkeypatch.setattr(KVCacheManager, "take_kv_cache_block_copies", take_without_states)
-    engine = start_recurrent({"self_check": "on"}, num_gpu_blocks_override=400)
-    states = engine.scheduler.parts.states()
-    assert states["radix"] != "on" and states["schedule"] == "on"
-
-
-def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(model, start_recurrent, monkeypatch):
-    prompt = words(model.block_size + 56)
-    engine = start_recurrent({}, num_gpu_blocks_override=400)
-    want = tokens_of(engine.run([Ask(prompt, greedy(20))])[0])
-
-    def broken(*args: object, **more: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(RecurrentStates, "longest_hit", broken)
-    results = [engine.run([Ask(prompt, greedy(20))])[0] for _ in range(3)]
-    assert [tokens_of(result) for result in results] == [want] * 3
-    assert results[-1].num_cached_tokens == model.block_size, "whole blocks"
-    assert "switched off by an error" in engine.scheduler.sgl_vllm.stats().parts["radix"]
-
-
-def test_without_the_copies_of_states_answers_are_wrong(model, cold, start_recurrent):
-    engine = start_recurrent({}, num_gpu_blocks_override=2000)
-    manager = engine.scheduler.kv_cache_manager
-    take = manager.take_kv_cache_block_copies
-    manager.take_kv_cache_block_copies = lambda: ([], take()[1])
-    broken = in_order(again(engine, cold))
-    assert len(wrong(model, in_order(cold), broken)) > len(broken) / 3
-
-
-# -- random programs ------------------------------------------------------------------------------
-
-SETTINGS = {
-    "tiny cache, prefill in chunks": Setting({}),
-    "tiny cache, exact jumps, by priority": Setting({"jump_mode": "exact"}, policy="priority"),
-    "room for all": Setting({}, num_blocks=1000),
-}
-
-
-def adapted(setting: Setting, model: RecurrentModel) -> Setting:
-    """A setting of the plugin for a model, whose chunks are longer than its blocks."""
-    if setting.policy == "priority":
-        return replace(setting, num_blocks=model.fewest_blocks + 4)
-    if setting.num_blocks is None:
-        chunk = model.block_size + 16
-        return replace(setting, num_blocks=model.fewest_blocks, max_num_batched_tokens=chunk)
-    return setting
-
-
-@pytest.fixture(scope="module")
-def program() -> Program:
-    return random_program(seed=42, num_calls=requests(100))
-
-
-def start_for(start_recurrent: Callable[..., Engine], setting: Setting) -> Engine:
-    engine = start_recurrent(setting.plugin, **setting.engine_args)
-    setting.prepare(engine)
-    return engine
-
-
-@pytest.fixture(scope="module")
-def references(start_recurrent, program) -> References:
-    """What stock answers without a cache."""
-    engine = start_for(start_recurrent, REFERENCE)
-    with decoding_one_by_one(engine.scheduler):
-        narrowed = play(engine, program, None, give_up=False)
-    return References(narrowed, play(engine, program, narrowed.prompts, give_up=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_request_of_a_random_program_gets_stocks_answer(
-    model, start_recurrent, program, references, name
-):
-    setting = adapted(SETTINGS[name], model)
-    engine = start_for(start_recurrent, setting)
-    played = play(engine, program, references.narrowed.prompts)
-    assert engine.scheduler.parts.states()["radix"] == "on"
-    counts = played.counts
-    assert counts["partial hits"] > 0 and counts["aborts"] > 0 and counts["select scores"] > 0
-    assert counts["forced tokens"] > requests(20) or not setting.is_canonical
-    check_answers(
-        start_recurrent,
-        program,
-        references.expected_by(setting, program),
-        played,
-        logprob_tolerance=model.tolerance,
-        near_tie=model.rounding,
-    )

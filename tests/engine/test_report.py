@@ -102,25 +102,6 @@ def test_max_tokens_cuts_the_report(engine):
     assert report["forced_bytes"][-1][1] <= len(text.encode())
 
 
-def test_who_does_not_ask_is_told_nothing(engine):
-    (output,) = engine.run([card(engine, extra_args=None)])
-    assert output.kv_transfer_params is None
-
-
-def test_a_request_without_a_format_is_told_that_nothing_was_forced(engine):
-    ask = Ask(engine.encode("Once"), SamplingParams(max_tokens=4, extra_args=ASKING))
-    report = told(engine, ask)[1]
-    assert (report["forced_tokens"], report["forced_bytes"]) == (0, [])
-
-
-def test_many_at_once_get_each_their_own(engine):
-    patterns = [f"{'x' * n}: ([0-9]), and then {'y' * n}" for n in range(1, 9)]
-    outputs = engine.run([card(engine, pattern) for pattern in patterns])
-    for output, pattern in zip(outputs, patterns, strict=True):
-        text, report = output.outputs[0].text, output.kv_transfer_params[REPORT]
-        assert_within_constants(text, report, pattern)
-
-
 def test_an_aborted_request_leaves_no_record(engine):
     llm = engine.llm.llm_engine
     ask = card(engine, "([a-z]{200})")

@@ -88,17 +88,6 @@ def test_scores_are_right_when_the_tree_is_gone(start):
         assert scores(one, count) == pytest.approx(scores(other, count), abs=1e-4)
 
 
-def test_scores_are_the_same_when_the_prompt_is_computed_in_chunks(start):
-    prefix, endings = choices()
-    engine = start(plugin={}, block_size=32, max_num_batched_tokens=64)
-    want = engine.run([Ask(prefix + ending, scoring()) for ending in endings])
-    engine.run([Ask(prefix[:70], SamplingParams(max_tokens=1))])
-    got = engine.run([Ask(prefix + ending, scoring(PREFIX_TOKENS)) for ending in endings])
-    for one, other in zip(got, want, strict=True):
-        assert scores(one, CHOICE_TOKENS) == pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
-    engine.check_nothing_is_left()
-
-
 def test_further_input_of_a_session_is_no_request_of_its_own():
     """It comes with the id of the request that began the session."""
     machine = Machine()

@@ -20,9 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from sgl_vllm.commands import cli
 from sgl_vllm.config import Options
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
-from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.jump import JumpForward
-from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.pool import RadixBlockPool
@@ -123,16 +121,6 @@ def right(request):
 # -- planted faults -------------------------------------------------------------------------------
 
 
-def force_a_wrong_token(patch):
-    take = ForcedSource.take
-
-    def wrong(source, request):
-        tokens = take(source, request)
-        return [*tokens[:-1], tokens[-1] ^ 1] if len(tokens) > 1 else tokens
-
-    patch.setattr(ForcedSource, "take", wrong)
-
-
 def copy_the_wrong_block(patch):
     schedule = Scheduler.schedule
 
@@ -149,22 +137,6 @@ def copy_the_wrong_block(patch):
 
 def keep_a_stale_row(patch):
     patch.setattr(JumpForward, "_drop_in_flight", lambda jump, request: None)
-
-
-def keep_a_stale_row_in_the_runner(patch):
-    """The model runner's row of a jumped request is not what the scheduler has."""
-    rewrite = JumpedRequests.rewrite_resumed
-
-    def stale(jumped, scheduler_output):
-        waiting = {request.request_id for request in jumped._waiting}
-        rewrite(jumped, scheduler_output)
-        for data in scheduler_output.scheduled_new_reqs:
-            if data.req_id in waiting:
-                name = "prompt_token_ids" if data.prefill_token_ids is None else "prefill_token_ids"
-                tokens = getattr(data, name)
-                setattr(data, name, [*tokens[:-1], tokens[0]])
-
-    patch.setattr(JumpedRequests, "rewrite_resumed", stale)
 
 
 def shift_scores_by_one(patch):
@@ -188,10 +160,6 @@ def leak_a_block(patch):
     patch.setattr(RadixBlockPool, "touch", leaking)
 
 
-def keep_a_finished_request(patch):
-    patch.setattr(JumpForward, "_free", lambda *_: None)
-
-
 def mask_the_wrong_row(patch):
     fill = SglGrammar.fill_bitmask
 
@@ -208,31 +176,14 @@ def raise_in_a_step(patch):
     patch.setattr(JumpForward, "after_step", fail)
 
 
-def forget_jumped_requests(patch):
-    def forget(jump, left):
-        scheduler = jump._scheduler
-        scheduler.running = [one for one in scheduler.running if one not in left]
-
-    patch.setattr(JumpForward, "_leave_running", forget)
-
-
-def find_nothing(patch):
-    patch.setattr(RadixKVCacheManager, "_find", lambda *args: None)
-
-
 # Where a pass is slow only the first ones run: one of each part.
 FAULTS = {
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
     mask_the_wrong_row: ("fsm", "does not fit the format|request"),
     keep_a_stale_row: ("jump_forward", "request"),
     shift_scores_by_one: ("select", "score 0 is"),
-    force_a_wrong_token: ("jump_forward", "was forced at token|does not fit the format"),
     leak_a_block: ("radix", "blocks of the cache are not free|disagree|cannot be emptied"),
-    keep_a_stale_row_in_the_runner: ("jump_forward", "request"),
-    keep_a_finished_request: ("jump_forward", "requests are left|nothing ran"),
     raise_in_a_step: ("jump_forward", "RuntimeError: planted"),
-    forget_jumped_requests: ("jump_forward", "ended by nothing"),
-    find_nothing: ("radix", "no request found the prefix"),
 }
 
 
@@ -280,23 +231,6 @@ def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
 
 
 @with_every_request
-def test_a_crash_before_any_part_is_checked_leaves_off_what_needs_a_check(
-    start, right, monkeypatch
-):
-    want = right(start)
-    engine = start_unchecked(start)
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "compare", lambda *args: 1 / 0)
-        report = check_engine(engine.core, engine.scheduler.parts)
-    parts = engine.scheduler.sgl_vllm.stats().parts
-    assert {name for name in ALL if parts[name] != "on"} == {"jump_forward", "select"}
-    assert "the self-check failed: ZeroDivisionError" in parts["select"]
-    assert not report.agrees
-    assert answers(engine) == want
-    engine.check_nothing_is_left()
-
-
-@with_every_request
 def test_after_a_failed_run_before_any_part_is_checked_all_of_them_are_off(
     start, right, monkeypatch
 ):
@@ -329,16 +263,6 @@ def test_an_engine_that_cannot_be_cleaned_up_does_not_serve(start, folder, monke
     assert len(list(folder.iterdir())) == 1
 
 
-@with_every_request
-def test_canaries_do_not_choose_the_backend_of_structured_output(start):
-    plugin = {"fsm": False, "jump_mode": "exact", "self_check": "off"}
-    engine = start(plugin=plugin, **SETTINGS)
-    manager = engine.scheduler.structured_output_manager
-    assert manager.backend is None
-    assert check_engine(engine.core, engine.scheduler.parts).agrees
-    assert manager.backend is None
-
-
 def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start, caplog, folder):
     with caplog.at_level(logging.INFO, logger="vllm.sgl_vllm"):
         engine = start(plugin={}, **SETTINGS)
@@ -347,27 +271,6 @@ def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start,
     assert "agrees" in lines[-2]
     assert lines[-1].endswith("radix on; schedule on; fsm on; jump_forward on; select on")
     assert list(folder.iterdir()) == []
-
-
-@with_every_request
-def test_on_checks_with_any_scheduling_and_all_parts_are_on(start, is_async, caplog, folder):
-    with caplog.at_level(logging.INFO, logger="vllm.sgl_vllm"):
-        engine = start(plugin={"self_check": "on"}, async_scheduling=is_async, **SETTINGS)
-    assert engine.scheduler.vllm_config.scheduler_config.async_scheduling == is_async
-    assert set(engine.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
-    assert any("the self-check took" in record.getMessage() for record in caplog.records)
-    assert list(folder.iterdir()) == []
-
-
-@with_every_request
-def test_an_engine_with_a_fault_starts_without_the_part(start, right, is_async, monkeypatch):
-    want = right(start)
-    with monkeypatch.context() as patch:
-        shift_scores_by_one(patch)
-        engine = start(plugin={"self_check": "on"}, async_scheduling=is_async, **SETTINGS)
-        parts = engine.scheduler.sgl_vllm.stats().parts
-        assert {name for name in ALL if parts[name] != "on"} == {"select"}
-        assert answers(engine) == want
 
 
 @with_every_request
@@ -488,15 +391,6 @@ def test_a_model_without_radix_has_its_other_parts_checked(start):
     assert {name for name in ALL if states[name] == "on"} == {"schedule", "fsm", "jump_forward"}
     assert "self-check" not in states["radix"] + states["select"]
     assert all(json.loads(text)["name"] in NAMES for text in structured(engine))
-    engine.check_nothing_is_left()
-
-
-@with_every_request
-def test_a_model_with_windows_in_some_layers_has_all_parts_checked(start):
-    overrides = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    engine = start(plugin={"self_check": "on"}, hf_overrides=overrides, **SETTINGS)
-    states = engine.scheduler.sgl_vllm.stats().parts
-    assert {name for name in ALL if states[name] == "on"} == set(ALL)
     engine.check_nothing_is_left()
 
 

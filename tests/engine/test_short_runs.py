@@ -9,6 +9,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.request import Request
 
+from sgl_vllm.jump.part import SENT_PER_PASS, least_run
 from sgl_vllm.jump.short_runs import ShortRuns
 from tests.engine.engine import Ask, words
 from tests.engine.one_by_one import decoding_one_by_one
@@ -118,3 +119,10 @@ def test_answers_are_those_of_jumps_and_passes_those_of_decoding(
         assert jumps.forced_tokens >= 3 * jumps.jumps
     else:
         assert jumps.stale_tokens == 0
+
+
+def test_a_run_must_be_longer_than_what_it_costs():
+    assert least_run(100, has_step_in_flight=False) == 1
+    assert least_run(100, has_step_in_flight=True) == 3
+    assert least_run(SENT_PER_PASS, has_step_in_flight=False) == 2
+    assert least_run(2 * SENT_PER_PASS, has_step_in_flight=True) == 5

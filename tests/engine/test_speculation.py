@@ -1,18 +1,21 @@
-"""Radix, jumps and select beside speculative decoding: the answers are those of stock vLLM with the
-same speculation, and without any; hits lose at most the token that a drafter reads ahead.
+"""Radix, jumps and select beside speculative decoding: hits lose at most the token that a drafter
+reads ahead, and scores and jumps are as without. The drafters are those of the demo model, and
+layers for multi-token prediction: of GLM-4.5, DeepSeek V3 (MLA) and K-EXAONE (windows).
+
+`test_programs.py` compares the answers to random programs.
 
 On another platform (`tests/platforms`) the drafters are those of its model runner.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import vllm
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -20,42 +23,21 @@ from benchmarks.models import Shape, write_shape_model
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.layouts import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
-from tests.effort import requests
-from tests.engine.drafters import NUM_DRAFTS, for_speculation, speculation, why_it_cannot_run
+from sgl_vllm.vllm_api.versions import release_of
+from tests.effort import requests, some_slow
+from tests.engine import mtp_models
+from tests.engine.drafters import NUM_DRAFTS, counting_drafts, speculation, why_it_cannot_run
 from tests.engine.engine import Ask, Engine, greedy, words
-from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import (
-    REFERENCE,
-    References,
-    Setting,
-    play,
-)
-from tests.engine.programs import CARD, LETTER, random_program
+from tests.engine.programs import CARD, LETTER
+from tests.engine.soak_models import MODELS, SINCE_0_32
 from tests.engine.test_self_check import with_every_request
-from tests.engine.ties import check_answers
 from tests.platforms.platform import chosen
 
 METHODS = ("ngram", "draft_model", "eagle", "eagle3")
-NUM_LAYERS = 4
-"""Of the model; those of a drafter come after them."""
-LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1, "eagle3": 1}
-PROGRAM = for_speculation(random_program(3, num_calls=requests(60)))
+READ_AHEAD = ("eagle", "eagle3", "mtp")
+"""Methods whose drafters have read one token further than a match."""
+
 slow = (pytest.mark.slow, pytest.mark.timeout(600))
-SETTINGS = {
-    "tiny cache": Setting({}, num_blocks=28),
-    "prefill in chunks": Setting({}, num_blocks=36, max_num_batched_tokens=64),
-    "exact jumps": Setting({"jump_mode": "exact"}, num_blocks=30, max_num_batched_tokens=128),
-}
-CASES = [
-    pytest.param(
-        method,
-        setting,
-        id=f"{method}, {name}",
-        marks=() if name == "tiny cache" and method != "draft_model" else slow,
-    )
-    for method in METHODS
-    for name, setting in SETTINGS.items()
-]
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +49,12 @@ def start_drafting(request, start, tmp_path_factory) -> Callable[..., Engine]:
     platform = chosen(request.config)
     folder = tmp_path_factory.mktemp("drafters")
 
-    def start_engine(method: str, plugin: dict[str, Any] | None, **engine_args: Any) -> Engine:
+    def start_engine(
+        method: str, plugin: dict[str, Any] | None, of: str = "demo", **engine_args: Any
+    ) -> Engine:
         if reason := why_it_cannot_run(method, platform):
             pytest.skip(reason)
-        config = speculation(method, folder, is_async=platform.is_async)
+        config = speculation(method, folder, model=of, is_async=platform.is_async)
         engine: Engine = start(plugin=plugin, speculative_config=config, **engine_args)
         assert engine.is_async == platform.is_async
         return engine
@@ -78,78 +62,39 @@ def start_drafting(request, start, tmp_path_factory) -> Callable[..., Engine]:
     return start_engine
 
 
-@contextmanager
-def counting_drafts(engine: Engine) -> Iterator[Counter[str]]:
-    """Counts the drafts that the model has verified, and those that it has accepted."""
-    counts: Counter[str] = Counter()
-    scheduler = engine.scheduler
-    make_stats = scheduler.make_spec_decoding_stats
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        counts["drafts"] += kwargs["num_draft_tokens"]
-        counts["accepted"] += kwargs["num_accepted_tokens"]
-        return make_stats(*args, **kwargs)
-
-    scheduler.make_spec_decoding_stats = counted
-    try:
-        yield counts
-    finally:
-        del scheduler.make_spec_decoding_stats  # the class has it
-
-
-# -- the same answers -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def references(start) -> References:
-    """Without speculation and without a cache."""
-    engine = start(plugin=None, **REFERENCE.engine_args)
-    REFERENCE.prepare(engine)
-    with decoding_one_by_one(engine.scheduler):
-        narrowed = play(engine, PROGRAM, None, give_up=False)
-    return References(narrowed, play(engine, PROGRAM, narrowed.prompts, give_up=False))
-
-
-@with_every_request
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("method", METHODS)
-def test_stock_with_the_speculation_agrees_with_the_reference(
-    start, start_drafting, references, method
-):
-    setting = Setting(None, num_blocks=40)
-    engine = start_drafting(method, setting.plugin, **setting.engine_args)
-    setting.prepare(engine)
-    got = play(engine, PROGRAM, references.narrowed.prompts)
-    check_answers(start, PROGRAM, references.stock, got)
-
-
-@with_every_request
-@pytest.mark.parametrize(("method", "setting"), CASES)
-def test_every_request_gets_the_answer_it_gets_without_the_plugin(
-    start, start_drafting, references, method, setting
-):
-    engine = start_drafting(method, setting.plugin, **setting.engine_args)
-    setting.prepare(engine)
-    assert set(engine.scheduler.parts.states().values()) == {"on"}
-    with counting_drafts(engine) as drafts:
-        got = play(engine, PROGRAM, references.narrowed.prompts)
-    assert drafts["accepted"] > requests(20)
-    if method != "draft_model":  # that is the model itself, so it is right nearly always
-        assert drafts["drafts"] - drafts["accepted"] > requests(20)
-    assert got.counts["aborts"] >= requests(5) and got.counts["partial hits"] > requests(10)
-    assert got.counts["forced tokens"] > requests(50) or not setting.is_canonical
-    assert got.counts["select scores"] > 0
-    check_answers(start, PROGRAM, references.expected_by(setting, PROGRAM), got)
-
-
 # -- hits -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def drafting(request, start_drafting) -> tuple[str, Engine]:
-    """An engine with all parts beside each method."""
-    return request.param, start_drafting(request.param, plugin={}, num_gpu_blocks_override=200)
+@dataclass(frozen=True)
+class Drafting:
+    """An engine with all parts beside a method, for a model of so many layers."""
+
+    method: str
+    engine: Engine
+    num_layers: int = 4
+
+    @property
+    def lookahead(self) -> int:
+        return int(self.method in READ_AHEAD)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*METHODS, *some_slow(mtp_models.CONFIGS, ["glm4_moe"], slow)],
+)
+def drafting(request, start_drafting, tmp_path_factory) -> Iterator[Drafting]:
+    if request.param in METHODS:
+        yield Drafting(
+            request.param, start_drafting(request.param, {}, num_gpu_blocks_override=200)
+        )
+        return
+    if request.param in SINCE_0_32 and release_of(vllm.__version__) < (0, 32):
+        pytest.skip("vLLM 0.31 cannot run it")
+    with pytest.MonkeyPatch.context() as patch:
+        model = MODELS[request.param](tmp_path_factory.mktemp("models") / request.param, patch)
+        arguments = {**model.engine_args, "num_gpu_blocks_override": 400}
+        engine = start_drafting("mtp", {}, request.param, **arguments)
+        yield Drafting("mtp", engine, mtp_models.NUM_LAYERS)
 
 
 def num_cached(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
@@ -160,16 +105,16 @@ def num_cached(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
 
 @pytest.mark.parametrize("num_shared", [1, 31, 32, 33, 64, 227])
 def test_a_hit_loses_only_what_the_drafter_has_read_ahead(drafting, num_shared):
-    method, engine = drafting
+    engine = drafting.engine
     assert engine.llm.reset_prefix_cache()
     shared = words(num_shared, seed=num_shared)
     engine.run([Ask([*shared, *words(40, seed=1)], greedy())])
     cached = num_cached(engine, [*shared, *words(40, seed=2)])
-    assert cached == num_shared - LOOKAHEAD[method]
+    assert cached == num_shared - drafting.lookahead
 
 
 def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_token(drafting):
-    _, engine = drafting
+    engine = drafting.engine
     prompt = words(100, seed=5)
     for max_tokens in (1, 8):
         engine.run([Ask([*prompt, 7], greedy(max_tokens))])
@@ -177,36 +122,38 @@ def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_token(drafting)
 
 
 def test_a_reply_is_found_to_its_last_accepted_token(drafting):
-    method, engine = drafting
+    engine = drafting.engine
     assert engine.llm.reset_prefix_cache()
     prompt = engine.encode("Tell me a story, and then tell me the same story again: ")
     with counting_drafts(engine) as drafts:
         reply = list(engine.run([Ask(prompt, greedy(40))])[0].outputs[0].token_ids)
-    assert drafts["drafts"] > drafts["accepted"] > 0 or method == "draft_model"
+    assert drafts["drafts"] > drafts["accepted"] > 0 or drafting.method == "draft_model"
     cached = num_cached(engine, [*prompt, *reply, *words(20, seed=3)])
     # The last token of a reply is computed only if it was a draft.
-    num_final = len(prompt) + len(reply) - LOOKAHEAD[method]
+    num_final = len(prompt) + len(reply) - drafting.lookahead
     assert cached in (num_final - 1, num_final)
 
 
 @pytest.mark.parametrize("num_shared", [40, 47, 64, 65])
 def test_the_kv_after_a_hit_is_that_of_the_whole_prompt(drafting, num_shared):
     """In the layers of the model and of its drafter, to the last token."""
-    _, engine = drafting
+    engine = drafting.engine
     cold, warm = kv_cold_and_warm(engine, num_shared)
     torch.testing.assert_close(warm, cold, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["eagle", pytest.param("eagle3", marks=slow)])
-def test_eagle_has_read_one_token_further_than_the_match(start_drafting, method):
+def test_the_drafter_has_read_one_token_further_than_the_match(drafting, monkeypatch):
     """Why a hit ends one token before it."""
-    engine = start_drafting(method, plugin={}, num_gpu_blocks_override=200)
-    engine.scheduler.parts.radix.drafting = NO_DRAFTING
-    cold, warm = kv_cold_and_warm(engine, 47)
-    torch.testing.assert_close(warm[:NUM_LAYERS], cold[:NUM_LAYERS], rtol=1e-3, atol=1e-3)
+    if drafting.method not in READ_AHEAD:
+        pytest.skip("it has not")
+    monkeypatch.setattr(drafting.engine.scheduler.parts.radix, "drafting", NO_DRAFTING)
+    cold, warm = kv_cold_and_warm(drafting.engine, 47)
+    of_model = slice(drafting.num_layers)
+    torch.testing.assert_close(warm[of_model], cold[of_model], rtol=1e-3, atol=1e-3)
+    assert len(warm) > drafting.num_layers
     assert not any(
         torch.allclose(one, other, rtol=1e-3, atol=1e-3)
-        for one, other in zip(warm[NUM_LAYERS:], cold[NUM_LAYERS:], strict=True)
+        for one, other in zip(warm[of_model.stop :], cold[of_model.stop :], strict=True)
     )
 
 
@@ -271,7 +218,7 @@ def kv_of(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("num_scored", [1, 5])
 def test_scores_on_a_cached_prefix_are_stocks(drafting, num_scored):
-    _, engine = drafting
+    engine = drafting.engine
     assert engine.llm.reset_prefix_cache()
     prefix = words(150, seed=9)
     prompts = [[*prefix, *words(num_scored, seed=20 + n)] for n in range(requests(4))]

@@ -29,7 +29,7 @@ from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests import tool_tags
 from tests.effort import requests
-from tests.engine.test_fsm_like_stock import backend, bits, walk_beside_stock
+from tests.engine.fsm_backends import backend, bits, walk_beside_stock
 
 CITY = {
     "type": "object",

@@ -239,29 +239,6 @@ def test_files_of_an_earlier_engine_are_found_and_checked(tiered, tmp_path):
     assert loaded(counters(engine)) == by_tier(disk=288, host=0)
 
 
-def test_short_prefixes_are_computed_and_nobody_asks_for_them(tiered):
-    engine = tiered({"tier_min_tokens": 128})
-    short, long = words(100), words(300, seed=1)
-    expected = [tokens_of(ask(engine, prompt)) for prompt in (short, long)]
-    assert engine.llm.reset_prefix_cache()
-    results = [ask(engine, prompt) for prompt in (short, long)]
-    assert [tokens_of(result) for result in results] == expected
-    assert [result.num_cached_tokens for result in results] == [0, 288]
-    assert counters(engine).tier_requests_not_asked == 2
-    assert counters(engine).tier_declined_tokens == 0
-
-
-def test_what_is_found_but_too_short_to_load_is_computed(tiered):
-    engine = tiered({"tier_min_tokens": 128})
-    prompt = words(100)
-    engine.run([Ask(prompt + words(60, seed=1), greedy(1))])
-    engine.settle()
-    assert engine.llm.reset_prefix_cache()
-    longer = ask(engine, prompt + words(60, seed=2))
-    assert longer.num_cached_tokens == 0
-    assert counters(engine).tier_declined_tokens == 96
-
-
 def test_the_rule_is_measured_and_decides(tiered):
     engine = tiered({})
     for seed, num_tokens in enumerate((40, 100, 300)):

@@ -3,21 +3,18 @@ native offloading, and a connector that loads within a step or over several, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from vllm.config import KVTransferConfig
 
 from sgl_vllm.radix.stats import RadixCounters
-from tests.effort import requests, some_slow
+from tests.effort import some_slow
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
 from tests.engine.memory_connector import BEHAVIOUR, STORE, behave
-from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import REFERENCE, References, Setting, play
-from tests.engine.programs import random_program
-from tests.engine.ties import check_answers
-from tests.engine.window_models import CONFIGS, Model
+from tests.engine.soak_models import starting
+from tests.engine.window_models import CONFIGS
 
 HOST_BYTES = 4 << 20
 SMALL_CACHE = 80
@@ -35,14 +32,15 @@ def clean() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=some_slow(CONFIGS, ["gemma3"]))
-def model(request, start, tmp_path_factory) -> Model:
-    return Model.written(request.param, tmp_path_factory.mktemp(request.param), start)
+def start_model(request, start, tmp_path_factory) -> Iterator[Callable[..., Engine]]:
+    with starting(request.param, start, tmp_path_factory.mktemp("models")) as start_engine:
+        yield start_engine
 
 
-def start_with(model: Model, connector: dict, **engine_args) -> Engine:
-    plugin = {"tier_rule": "always"}
+def start_with(start_model, connector: dict, num_blocks: int = 400) -> Engine:
     config = KVTransferConfig(**connector, kv_load_failure_policy="recompute")
-    engine = model.start(plugin, kv_transfer_config=config, **engine_args)
+    cache = {"num_gpu_blocks_override": num_blocks, "max_model_len": 512}
+    engine = start_model({"tier_rule": "always"}, kv_transfer_config=config, **cache)
     assert engine.scheduler.parts.states()["radix"] == "on"
     return engine
 
@@ -65,9 +63,9 @@ def ask(engine: Engine, prompt: list[int], max_tokens: int = 4):
 # -- vLLM's offloading ------------------------------------------------------------------------
 
 
-def test_a_load_goes_on_from_the_whole_blocks_that_the_tree_has(model, tmp_path):
+def test_a_load_goes_on_from_the_whole_blocks_that_the_tree_has(start_model, tmp_path):
     connector = host_tiers.config(HOST_BYTES, host_tiers.checked_files(tmp_path))
-    engine = start_with(model, connector, num_gpu_blocks_override=400, max_model_len=512)
+    engine = start_with(start_model, connector)
     prompt = words(300)
     first = ask(engine, prompt)
     assert engine.llm.reset_prefix_cache()
@@ -89,42 +87,15 @@ def test_a_load_goes_on_from_the_whole_blocks_that_the_tree_has(model, tmp_path)
     engine.check_nothing_is_left()
 
 
-def test_every_request_of_a_random_program_gets_stocks_answer(model, tmp_path):
-    """With jumps, scores, aborts and preemptions, and a cache that holds hardly a request."""
-    program = random_program(seed=30, num_calls=requests(45))
-    reference = model.start_for(REFERENCE)
-    with decoding_one_by_one(reference.scheduler):
-        narrowed = play(reference, program, None, give_up=False)
-    stock = play(reference, program, narrowed.prompts, give_up=False)
-
-    setting = model.adapted(Setting({"tier_rule": "always"}, max_num_batched_tokens=96))
-    files = host_tiers.checked_files(tmp_path)
-    config = KVTransferConfig(**host_tiers.config(HOST_BYTES, files))
-    engine = model.start(setting.plugin, kv_transfer_config=config, **setting.engine_args)
-    setting.prepare(engine)
-    played = play(engine, program, narrowed.prompts)
-    assert engine.scheduler.parts.states()["radix"] == "on"
-    assert num_loaded(engine) > requests(500)
-    counts = played.counts
-    assert counts["partial hits"] > 0 and counts["select scores"] > 0
-    expected = References(narrowed, stock).expected_by(setting, program)
-    check_answers(model.start, program, expected, played)
-
-
 # -- loads within a step, over several, and those that fail -------------------------------------
 
 
 @pytest.mark.parametrize("load_steps", [0, 2])
-def test_random_requests_get_stocks_tokens(model, load_steps):
-    stock = model.start(None, enable_prefix_caching=False, max_model_len=512)
+def test_random_requests_get_stocks_tokens(start_model, load_steps):
+    stock = start_model(None, enable_prefix_caching=False, max_model_len=512)
     want = [stock.tokens(random_asks(24, BEGINNINGS, seed)) for seed in (1, 2, 3)]
     behave(load_steps=load_steps, send_steps=2)
-    engine = start_with(
-        model,
-        memory_connector.GROUPS_CONFIG,
-        num_gpu_blocks_override=SMALL_CACHE,
-        max_model_len=512,
-    )
+    engine = start_with(start_model, memory_connector.GROUPS_CONFIG, SMALL_CACHE)
     assert [engine.tokens(random_asks(24, BEGINNINGS, seed)) for seed in (1, 2, 3)] == want
     assert num_loaded(engine) > 400
     assert counters(engine).partial_block_hits > 0
@@ -132,10 +103,8 @@ def test_random_requests_get_stocks_tokens(model, load_steps):
     engine.check_nothing_is_left()
 
 
-def test_a_failed_load_leaves_nothing_wrong_in_the_cache(model):
-    engine = start_with(
-        model, memory_connector.GROUPS_CONFIG, num_gpu_blocks_override=400, max_model_len=512
-    )
+def test_a_failed_load_leaves_nothing_wrong_in_the_cache(start_model):
+    engine = start_with(start_model, memory_connector.GROUPS_CONFIG)
     prompt = words(322)  # all but a little is loaded, whatever a block's size
     behave(send_steps=2)
     first = ask(engine, prompt)

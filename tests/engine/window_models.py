@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sgl_vllm.demo import MODEL_PATH
-from tests.engine.engine import Engine
-from tests.engine.play import Setting
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -81,32 +77,6 @@ ENGINE_ARGS: dict[str, dict[str, Any]] = {
 
 TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 31, "llama4": 48}
 """Blocks of the smallest caches: hardly more than what the longest request holds."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model, and an engine for it: `start(plugin, **engine_args)`."""
-
-    name: str
-    path: str
-    start: Callable[..., Engine]
-
-    @classmethod
-    def written(cls, name: str, folder: Path, start: Callable[..., Engine]) -> Model:
-        """The model of this name, written into `folder`. `start` is the fixture."""
-        path = write_model(name, folder)
-        own = {"model": path, **ENGINE_ARGS.get(name, {})}
-        return cls(name, path, lambda plugin=None, **args: start(plugin, **own, **args))
-
-    def adapted(self, setting: Setting) -> Setting:
-        """A setting of the plugin for this model."""
-        num_blocks = TINY[self.name] if setting.num_blocks is None else setting.num_blocks
-        return replace(setting, plugin=setting.plugin or {}, num_blocks=num_blocks)
-
-    def start_for(self, setting: Setting) -> Engine:
-        engine = self.start(setting.plugin, **setting.engine_args)
-        setting.prepare(engine)
-        return engine
 
 
 def write_model(name: str, folder: Path) -> str:

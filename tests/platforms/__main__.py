@@ -18,7 +18,8 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 FILES = {
     "v1-async": (
         *("programs", "speculation", "approximate_reuse", "same_answers", "jump_pressure"),
-        *("jump_modes", "json_passes", "jump_opening", "jump_forward", "mla", "radix", "select"),
+        *("jump_modes", "json_passes", "jump_opening", "jump_forward", "window_models", "radix"),
+        "select",
     ),
     "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
     "v2-async": (
