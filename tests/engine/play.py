@@ -184,11 +184,7 @@ def play(
 
 class _Player:
     def __init__(
-        self,
-        engine: Engine,
-        program: Program,
-        prompts: dict[int, list[int]] | None,
-        give_up: bool,
+        self, engine: Engine, program: Program, prompts: dict[int, list[int]] | None, give_up: bool
     ) -> None:
         self._engine = engine
         self._llm = engine.llm.llm_engine

@@ -20,15 +20,7 @@ from tqdm import tqdm
 
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import (
-    REFERENCE,
-    Difference,
-    Played,
-    References,
-    Setting,
-    differences,
-    play,
-)
+from tests.engine.play import REFERENCE, Difference, Played, References, Setting, differences, play
 from tests.engine.programs import Program, random_program
 from tests.engine.soak_models import SoakModel
 from tests.engine.ties import JUDGE, gap

@@ -128,10 +128,7 @@ def test_a_segment_is_reused_in_part_where_its_end_is_evicted(fresh) -> None:
     radix.pool._release_evicted(tree.evict_block(tree.block_ids(match, match.num_tokens)[num_kept]))
     (output,) = ask(engine, [Prompt((long, A))], reuse=True)
     kept_of_b = num_kept * size - head - a
-    assert reused(output) == (
-        kept_of_b - math.ceil(0.15 * b) + a - math.ceil(0.15 * a),
-        2,
-    )
+    assert reused(output) == (kept_of_b - math.ceil(0.15 * b) + a - math.ceil(0.15 * a), 2)
 
 
 def test_segments_in_the_same_place_after_the_same_text_are_exact(fresh, monkeypatch) -> None:

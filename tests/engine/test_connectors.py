@@ -101,10 +101,7 @@ def test_scores_beside_a_store_that_has_more_than_the_prefix(
     behave(load_steps=load_steps)
     engine.reset_counts()
     params = SamplingParams(
-        temperature=0,
-        max_tokens=1,
-        prompt_logprobs=0,
-        extra_args={"sgl_score_from": first_scored},
+        temperature=0, max_tokens=1, prompt_logprobs=0, extra_args={"sgl_score_from": first_scored}
     )
     (result,) = engine.run([Ask(prompt, params)])
     assert engine.computed_tokens == len(prompt) - num_loaded

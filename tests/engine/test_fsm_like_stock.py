@@ -76,10 +76,7 @@ SCHEMAS = [
         "$defs": {
             "tree": {
                 "type": "object",
-                "properties": {
-                    "left": {"$ref": "#/$defs/tree"},
-                    "right": {"$ref": "#/$defs/tree"},
-                },
+                "properties": {"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}},
                 "additionalProperties": False,
             }
         },

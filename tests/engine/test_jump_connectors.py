@@ -122,10 +122,7 @@ def test_a_connector_is_told_of_requests_that_run_on_and_on(start, want, shape, 
 
 def test_answers_beside_vllms_offloading_are_those_without(start, want, tmp_path):
     engine = start_tiny(
-        start,
-        *SHAPES[1],
-        plugin={"tier_rule": "always"},
-        kv_transfer_config=offloading(tmp_path),
+        start, *SHAPES[1], plugin={"tier_rule": "always"}, kv_transfer_config=offloading(tmp_path)
     )
     all_get_what_they_should(engine, want, seeds=3)
 
@@ -135,10 +132,7 @@ def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(s
     engine = start({}, kv_transfer_config=config, num_gpu_blocks_override=24, max_model_len=256)
     grammar = StructuredOutputsParams(regex=ENDS_FORCED)
     params = SamplingParams(
-        temperature=0,
-        max_tokens=120,
-        structured_outputs=grammar,
-        extra_args={"sgl_report": 1},
+        temperature=0, max_tokens=120, structured_outputs=grammar, extra_args={"sgl_report": 1}
     )
     (result,) = engine.run([Ask(words(40), params)])
     assert result.outputs[0].text.endswith("after all")

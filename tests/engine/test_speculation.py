@@ -79,8 +79,7 @@ class Drafting:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[*METHODS, *some_slow(mtp_models.CONFIGS, ["glm4_moe"], slow)],
+    scope="module", params=[*METHODS, *some_slow(mtp_models.CONFIGS, ["glm4_moe"], slow)]
 )
 def drafting(request, start_drafting, tmp_path_factory) -> Iterator[Drafting]:
     if request.param in METHODS:

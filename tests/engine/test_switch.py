@@ -184,8 +184,7 @@ def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [{"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= missing"}],
+    "broken", [{"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= missing"}]
 )
 def test_a_bad_grammar_fails_its_own_request_only(start, broken):
     from vllm.sampling_params import StructuredOutputsParams

@@ -76,10 +76,7 @@ def num_valid_calls(text: str) -> int:
 
 @pytest.fixture(scope="module")
 def engine(start) -> Engine:
-    return start(
-        plugin={"self_check": "off"},
-        structured_outputs_config={"backend": "xgrammar"},
-    )
+    return start(plugin={"self_check": "off"}, structured_outputs_config={"backend": "xgrammar"})
 
 
 def num_forced(engine: Engine) -> int:

@@ -61,10 +61,7 @@ def gap(want: Any, got: Any) -> float:
 
 @pytest.mark.parametrize("plugin", [None, {}], ids=["stock", "plugin"])
 def test_it_groups_and_answers_as_flash_attention(
-    start: Any,
-    plugin: dict[str, Any] | None,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Any,
+    start: Any, plugin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     from sgl_vllm.kernels import attention_backend
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -15,6 +16,9 @@ from sgl_vllm.server_process import VllmServer
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
 API_KEY = "a-key"
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}
+BLOCK = 128
+"""Tokens, on CPUs."""
 
 
 def serve(**options) -> VllmServer:
@@ -45,6 +49,16 @@ def server(shared_server: VllmServer) -> VllmServer:
 @pytest.fixture(scope="module")
 def client(server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def http(server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{server.url}/v1", headers=HEADERS, timeout=60) as http:
+        yield http
+
+
+def flush(http: httpx.Client) -> None:
+    assert http.post("/sgl/flush_cache", json={}).json() == {"flushed": True}
 
 
 @pytest.fixture(scope="session")

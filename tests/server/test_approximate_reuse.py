@@ -21,9 +21,7 @@ SYSTEM, HEAD, QUESTION = "You read notes.", "Some notes.\n", "Who is old?"
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
     with serve(
-        plugin=True,
-        plugin_config={"approximate_reuse": True},
-        extra_args=["--api-key", API_KEY],
+        plugin=True, plugin_config={"approximate_reuse": True}, extra_args=["--api-key", API_KEY]
     ) as running:
         yield running
 

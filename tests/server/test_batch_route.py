@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,17 +13,10 @@ import httpx
 import pytest
 
 from sgl_vllm.protocol.request_keys import REPORT
-from tests.server.conftest import API_KEY
+from tests.server.conftest import HEADERS
 
-HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 PERSON = r'\{"name": "[A-Z][a-z]{2,8}", "age": [1-9][0-9]\}'
 LONG: dict[str, Any] = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def http(server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{server.url}/v1", headers=HEADERS, timeout=60) as http:
-        yield http
 
 
 def complete(prompt: str | list[str] | list[int], **more: Any) -> dict[str, Any]:

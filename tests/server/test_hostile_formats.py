@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.conftest import API_KEY
+from tests.server.conftest import HEADERS
 
 TIMEOUT_S = 20
 """`COMPILE_TIMEOUT_S`, and what a busy machine adds."""
@@ -54,10 +54,7 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "left recursion": ({"grammar": 'root ::= root "a" | "b"'}, (200,)),
     "only left recursion": ({"grammar": 'root ::= root "a"'}, (400,)),
     "forced without end": ({"grammar": 'root ::= "a" root'}, (200,)),
-    "gigabytes forced": (
-        {"grammar": "\n".join(["root ::= r0", *TRIPLED, 'r20 ::= "a"'])},
-        (200,),
-    ),
+    "gigabytes forced": ({"grammar": "\n".join(["root ::= r0", *TRIPLED, 'r20 ::= "a"'])}, (200,)),
     "a chain of rules": ({"grammar": "\n".join(["root ::= r0", *CHAIN])}, (400,)),
     "no such rule": ({"grammar": "root ::= missing"}, (400,)),
     "no tag": ({"structural_tag": "garbage"}, (400,)),
@@ -66,7 +63,7 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 
 @pytest.fixture(scope="module")
 def http(server) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
+    headers = {**HEADERS, "Content-Type": "application/json"}
     return httpx.Client(base_url=f"{server.url}/v1", headers=headers, timeout=60)
 
 

@@ -191,28 +191,6 @@ def test_a_schema_that_is_refused_is_met_all_the_same_by_checking(stock, plugin)
         assert len({*found}) == len(found)
 
 
-def test_a_batch_gives_what_single_runs_give(plugin):
-    @sgl.function
-    def capital(s, country):
-        s += sgl.user(f"What is the capital of {country}?")
-        s += sgl.assistant(sgl.gen("capital", max_tokens=8))
-
-    countries = ["France", "Japan", "Egypt", "Brazil", "Kenya", "Peru"]
-    batch = capital.run_batch([(c,) for c in countries], temperature=0.0, backend=plugin)
-    single = [capital.run(c, temperature=0.0, backend=plugin) for c in countries]
-    assert [state["capital"] for state in batch] == [state["capital"] for state in single]
-
-
-def test_a_bad_regex_fails_its_program_and_the_server_goes_on(plugin):
-    @sgl.function
-    def bad(s):
-        s += "x" + sgl.gen("a", regex="((")
-
-    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*400"):
-        bad.run(backend=plugin)
-    assert city.run(temperature=0.0, backend=plugin)["city"]
-
-
 def test_each_server_says_what_it_is(server, stock, plugin):
     stats = sgl.get_server_info(plugin).stats
     assert stats is not None and stats["parts"]["select"] == "on"

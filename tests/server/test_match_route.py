@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
 import sgl_vllm as sgl
-from tests.server.conftest import API_KEY
-
-BLOCK = 128
-"""Tokens, on CPUs."""
-
-
-@pytest.fixture(scope="module")
-def http(server) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    with httpx.Client(base_url=f"{server.url}/v1", headers=headers, timeout=60) as http:
-        yield http
+from tests.server.conftest import API_KEY, BLOCK
 
 
 def run(http: httpx.Client, **body: Any) -> dict[str, Any]:
@@ -50,12 +38,7 @@ def documents(salt: str) -> list[str]:
 def test_with_a_salt_every_cached_token_is_told(http) -> None:
     first, second, third, _ = documents("one")
     num_prompt = run(http, prompt=first + second, cache_salt="one")["prompt_tokens"]
-    told = match(
-        http,
-        prompt=first,
-        candidates=[second, third, second + third],
-        cache_salt="one",
-    )
+    told = match(http, prompt=first, candidates=[second, third, second + third], cache_salt="one")
     assert told["num_tokens"][0] == num_prompt
     assert told["cached_tokens"][0] == told["cached_tokens"][2] == num_prompt
     (head,) = match(http, candidates=[first], cache_salt="one")["num_tokens"]
@@ -101,11 +84,6 @@ def test_a_match_changes_nothing_in_the_cache(http) -> None:
     for _ in range(3):
         assert match(http, candidates=[text, "none"], cache_salt="four")["cached_tokens"][0] > 0
     assert cache(http) == before
-
-
-def test_a_key_is_needed(server) -> None:
-    answer = httpx.post(f"{server.url}/v1/sgl/match", json={"candidates": ["a"]})
-    assert answer.status_code == 401
 
 
 def test_what_vllm_refuses_is_passed_on(http) -> None:

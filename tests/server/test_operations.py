@@ -18,13 +18,11 @@ import pytest
 import zmq
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.server.conftest import API_KEY, serve
+from tests.server.conftest import API_KEY, BLOCK, flush, serve
 from tests.server.test_server import CARD_REQUEST
 
 pytestmark = pytest.mark.slow  # a server of its own
 
-BLOCK = 128
-"""Tokens, on CPUs."""
 TOPIC = "kv@127.0.0.1:8000@demo"
 """As llm-d wants it."""
 
@@ -118,13 +116,12 @@ def test_a_span_tells_what_was_cached(client, collector) -> None:
 
 @pytest.mark.parametrize("stop", [None, ["continent"]])
 def test_a_span_tells_what_was_forced_also_where_a_stop_string_ends_it(
-    client, collector, server, stop
+    client, collector, http, stop
 ) -> None:
     name = f"forced-{bool(stop)}"
 
     def forced() -> dict[str, int]:
-        headers = {"Authorization": f"Bearer {API_KEY}"}
-        return httpx.get(f"{server.url}/v1/sgl/stats", headers=headers).json()["jump_forward"]
+        return http.get("/sgl/stats").json()["jump_forward"]
 
     before = forced()
     ask(client, name, **{**CARD_REQUEST, "stop": stop})
@@ -163,12 +160,7 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server
     ask(client, "known", prompt=known, max_tokens=1)
     with ThreadPoolExecutor(8) as pool:
         running = pool.submit(
-            ask,
-            client,
-            "running",
-            prompt="Once",
-            max_tokens=900,
-            extra_body={"ignore_eos": True},
+            ask, client, "running", prompt="Once", max_tokens=900, extra_body={"ignore_eos": True}
         )
         wait_until("running")
         new = pool.submit(ask, client, "overtaken", prompt=list(range(2000, 3000)), max_tokens=1)
@@ -231,21 +223,14 @@ class Router:
 
 
 @pytest.fixture
-def router(server, client, events_endpoint) -> Iterator[Router]:
-    def flush() -> None:
-        headers = {"Authorization": f"Bearer {API_KEY}"}
-        assert (
-            httpx.post(f"{server.url}/v1/sgl/flush_cache", headers=headers, json={}).status_code
-            == 200
-        )
-
-    flush()
+def router(http, client, events_endpoint) -> Iterator[Router]:
+    flush(http)
     router = Router(events_endpoint)
     for number in range(50):  # until the subscription has arrived events are lost
         ask(client, "subscribing", prompt=[10 + number] * (BLOCK + 1), max_tokens=1)
         if router.follow(100):
             break
-    flush()
+    flush(http)
     ask(client, "last", prompt=[9] * (BLOCK + 1), max_tokens=1)
     router.follow()
     yield router

@@ -67,11 +67,6 @@ def cached_tokens(url: str, route: str, stream: bool, salt: str | None = None) -
     return json.loads(events[-2])["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_its_page_shows_the_cache(url: str) -> None:
-    page = httpx.get(f"{url}/sgl/tree")
-    assert page.status_code == 200 and "<html" in page.text
-
-
 def test_the_guide_prints_hits_and_forced_tokens(url: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "guide.py"), "--url", url],
@@ -88,6 +83,7 @@ def test_the_guide_prints_hits_and_forced_tokens(url: str) -> None:
 
 
 def test_its_page_shows_what_the_guide_has_sent(url: str) -> None:
+    assert "<html" in httpx.get(f"{url}/sgl/tree").raise_for_status().text
     (engine,) = httpx.get(f"{url}/v1/sgl/tree").json()["engines"]
     assert any("What is the capital of" in node["text"] for node in engine["nodes"])
 
@@ -135,26 +131,18 @@ def test_an_agent_writes_compact_calls_and_comes_to_an_answer(
     assert all(call.error is None for call in done)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_an_openai_client_may_send_tools(url: str, choice: str) -> None:
-    country = {"type": "string", "enum": ["Peru", "Kenya"]}
-    schema = {"type": "object", "properties": {"country": country}, "required": ["country"]}
-    function = {"name": "capital", "strict": True, "parameters": schema}
+def test_an_openai_client_may_send_tools(url: str) -> None:
+    function = {"name": "capital", "strict": True, "parameters": {"type": "object"}}
     body: dict[str, Any] = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
         "tools": [{"type": "function", "function": function}],
-        "tool_choice": choice,
+        "tool_choice": "auto",
         "temperature": 0,
     }
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
     message = answer.json()["choices"][0]["message"]
-    if choice == "auto":
-        assert message["content"] == "The capital of Peru is Lima."
-        return
-    for call in message["tool_calls"]:
-        assert json.loads(call["function"]["arguments"])["country"] in ("Peru", "Kenya")
-    assert message["tool_calls"]
+    assert message["content"] == "The capital of Peru is Lima."
 
 
 def test_a_taken_port_is_refused_in_one_line(url: str) -> None:

@@ -10,24 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from sgl_vllm.commands import cli
 from sgl_vllm.vllm_api.probe import PARTS
-from tests.server.conftest import API_KEY
+from tests.server.conftest import API_KEY, flush
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 10},
-        "age": {"type": "integer", "maximum": 99},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 CARD_REQUEST = {
     "model": "demo",
     "prompt": "A card: ",
@@ -37,115 +27,94 @@ CARD_REQUEST = {
 }
 
 
-@pytest.fixture
-def sgl(server) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    return httpx.Client(base_url=f"{server.url}/v1/sgl", headers=headers, timeout=30)
-
-
-@pytest.mark.parametrize(
-    ("method", "route"),
-    [
-        ("GET", "stats"),
-        ("GET", "tree"),
-        ("POST", "flush_cache"),
-        ("POST", "pin"),
-        ("POST", "unpin"),
-        ("GET", "pins"),
-        ("POST", "batch"),
-        ("POST", "batch/abort"),
-    ],
-)
-def test_the_routes_need_the_api_key(server, method, route):
-    assert httpx.request(method, f"{server.url}/v1/sgl/{route}").status_code == 401
-
-
-def test_the_tree_page_needs_none_and_holds_nothing(server):
+def test_data_needs_the_api_key_and_the_page_holds_none(server):
+    assert httpx.get(f"{server.url}/v1/sgl/stats").status_code == 401
+    assert httpx.post(f"{server.url}/v1/sgl/batch").status_code == 401
     page = httpx.get(f"{server.url}/sgl/tree")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
-    [
-        ({}, 400, "give either a prompt or messages"),
-        ({"prompt": [10**9]}, 400, "out of vocabulary"),
-        ({"prompt": [5] * 3000}, 400, "longer than the maximum model length"),
-        ({"prompt": "a", "model": "none"}, 404, "this server has no model 'none'"),
-    ],
+    ("prompt", "said"),
+    [([10**9], "out of vocabulary"), ([5] * 3000, "longer than the maximum model length")],
 )
-def test_what_cannot_be_pinned_is_refused_in_one_sentence(sgl, body, status, said):
-    refused = sgl.post("/pin", json=body)
-    assert refused.status_code == status
+def test_what_vllm_refuses_is_not_pinned(http, prompt, said):
+    refused = http.post("/sgl/pin", json={"prompt": prompt})
+    assert refused.status_code == 400
     assert said in refused.json()["error"]["message"]
 
 
-def test_a_prefix_is_computed_for_a_pin(sgl, client):
+def test_a_prefix_is_computed_for_a_pin(http, client):
     text = "A prefix that nobody has asked for so far, and that many will."
-    sgl.post("/flush_cache", json={})
-    sgl.post("/pin", json={"prompt": text})
-    before = sgl.get("/stats").json()["radix"]
+    flush(http)
+    http.post("/sgl/pin", json={"prompt": text})
+    before = http.get("/sgl/stats").json()["radix"]
     answer = client.completions.create(model="demo", prompt=f"{text}\nOnce", max_tokens=1)
-    after = sgl.get("/stats").json()["radix"]
+    after = http.get("/sgl/stats").json()["radix"]
     assert after["hit_tokens"] - before["hit_tokens"] >= answer.usage.prompt_tokens - 6
 
 
-def test_a_pinned_prefix_stays_until_it_is_unpinned(sgl):
-    sgl.post("/flush_cache", json={})
+def test_a_pinned_prefix_stays_until_it_is_unpinned(server, http):
+    flush(http)
     prompt = list(range(200, 290))
-    pinned = sgl.post("/pin", json={"prompt": prompt}).json()
+    pinned = http.post("/sgl/pin", json={"prompt": prompt}).json()
     assert pinned["pins"][0]["num_tokens"] == pinned["num_prompt_tokens"] == 90
-    (engine,) = sgl.get("/tree").json()["engines"]
+    (engine,) = http.get("/sgl/tree").json()["engines"]
     assert engine["num_pinned_blocks"] == engine["num_protected_blocks"] == 1
-    assert sgl.get("/pins").json()["engines"][0]["pins"][0]["num_tokens"] == 90
-    assert sgl.post("/unpin", json={"pin_id": pinned["pin_id"]}).status_code == 200
-    assert sgl.post("/unpin", json={"pin_id": pinned["pin_id"]}).status_code == 404
-    assert sgl.get("/tree").json()["engines"][0]["num_pinned_blocks"] == 0
+    assert http.get("/sgl/pins").json()["engines"][0]["pins"][0]["num_tokens"] == 90
+    metrics = server.metrics()
+    assert metrics["sgl_vllm:pinned_tokens"] == metrics["sgl_vllm:protected_tokens"] == 128
+    assert http.post("/sgl/unpin", json={"pin_id": pinned["pin_id"]}).status_code == 200
+    assert http.post("/sgl/unpin", json={"pin_id": pinned["pin_id"]}).status_code == 404
+    assert http.get("/sgl/tree").json()["engines"][0]["num_pinned_blocks"] == 0
+    assert server.metrics()["sgl_vllm:pinned_tokens"] == 0
 
 
-def test_too_large_a_pin_is_refused_with_the_reason(sgl):
-    (engine,) = sgl.get("/tree").json()["engines"]
+def test_too_large_a_pin_is_refused_with_the_reason(http):
+    (engine,) = http.get("/sgl/tree").json()["engines"]
     num_pins = 1 + int(0.02 * engine["total_blocks"]) // 8  # of 8 blocks each
-    refused = [sgl.post("/pin", json={"prompt": [n] * 1000}) for n in range(300, 300 + num_pins)]
+    refused = [
+        http.post("/sgl/pin", json={"prompt": [n] * 1000}) for n in range(300, 300 + num_pins)
+    ]
     assert [answer.status_code for answer in refused] == [200] * (num_pins - 1) + [409]
     assert "blocks would be pinned and at most" in refused[-1].json()["error"]["message"]
-    assert sgl.post("/flush_cache", json={}).json() == {"flushed": True}
-    assert sgl.get("/pins").json()["engines"] == [{"pins": []}]
+    flush(http)
+    assert http.get("/sgl/pins").json()["engines"] == [{"pins": []}]
 
 
-def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(sgl, client):
+def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(http, client):
     """Two tenants with a salt each, one without; the prompt is the same."""
 
     def run(salt: str | None) -> int:
-        before = sgl.get("/stats").json()["radix"]["hit_tokens"]
+        before = http.get("/sgl/stats").json()["radix"]["hit_tokens"]
         extra = {"cache_salt": salt} if salt else {}
         client.completions.create(model="demo", prompt=prompt, max_tokens=1, extra_body=extra)
-        return sgl.get("/stats").json()["radix"]["hit_tokens"] - before
+        return http.get("/sgl/stats").json()["radix"]["hit_tokens"] - before
 
-    sgl.post("/flush_cache", json={})
+    flush(http)
     prompt = list(range(400, 530))  # ends inside a second block
     assert [run("a"), run("b"), run(None), run("a")] == [0, 0, 0, 129]
-    assert sgl.post("/pin", json={"prompt": prompt, "cache_salt": "a"}).status_code == 200
+    assert http.post("/sgl/pin", json={"prompt": prompt, "cache_salt": "a"}).status_code == 200
     assert run("c") == 0
-    (engine,) = sgl.get("/tree").json()["engines"]
+    (engine,) = http.get("/sgl/tree").json()["engines"]
     # Only what nobody asked to keep apart is shown node by node: one of 4 copies.
     assert [node["num_tokens"] for node in engine["nodes"]] == [130]
     assert engine["nodes"][0]["num_pinned_blocks"] == 0
     assert engine["isolated"]["namespaces"] == 3
     assert engine["isolated"]["num_tokens"] == 3 * 130
-    sgl.post("/flush_cache", json={})
+    flush(http)
 
 
-def test_every_part_is_on(sgl):
-    parts = sgl.get("/stats").json()["parts"]
+def test_every_part_is_on(http):
+    parts = http.get("/sgl/stats").json()["parts"]
     assert parts == dict.fromkeys(PARTS, "on")
 
 
-def test_forced_text_takes_fewer_passes_than_tokens(sgl, client):
-    before = sgl.get("/stats").json()
+def test_forced_text_takes_fewer_passes_than_tokens(http, client):
+    before = http.get("/sgl/stats").json()
     answer = client.completions.create(**CARD_REQUEST)
-    after = sgl.get("/stats").json()
+    after = http.get("/sgl/stats").json()
     passes = after["forward_passes"] - before["forward_passes"]
     forced = after["jump_forward"]["forced_tokens"] - before["jump_forward"]["forced_tokens"]
     assert re.fullmatch(CARD, answer.choices[0].text)
@@ -153,29 +122,20 @@ def test_forced_text_takes_fewer_passes_than_tokens(sgl, client):
     assert passes + forced == answer.usage.completion_tokens
 
 
-def test_a_stream_brings_the_same_text_in_order(client):
-    whole = client.completions.create(**CARD_REQUEST).choices[0].text
-    pieces = [
-        chunk.choices[0].text for chunk in client.completions.create(**CARD_REQUEST, stream=True)
-    ]
-    assert "".join(pieces) == whole
-    assert len(pieces) > 1
-
-
-def test_a_stream_begins_with_what_is_forced_at_the_start(sgl, client):
+def test_a_stream_begins_with_what_is_forced_at_the_start(http, client):
     opening = "The answer to your question is "
     request = {
         **CARD_REQUEST,
         "extra_body": {"structured_outputs": {"regex": opening + "[a-z]{3}"}},
     }
     whole = client.completions.create(**request, logprobs=2)
-    before = sgl.get("/stats").json()["jump_forward"]["forced_tokens"]
+    before = http.get("/sgl/stats").json()["jump_forward"]["forced_tokens"]
     chunks = list(
         client.completions.create(
             **request, logprobs=2, stream=True, stream_options={"include_usage": True}
         )
     )
-    after = sgl.get("/stats").json()["jump_forward"]["forced_tokens"]
+    after = http.get("/sgl/stats").json()["jump_forward"]["forced_tokens"]
     *deltas, last = chunks
     assert deltas[0].choices[0].text.startswith(opening.rstrip())
     assert "".join(chunk.choices[0].text for chunk in deltas) == whole.choices[0].text
@@ -203,57 +163,21 @@ def test_streams_beside_each_other_lose_nothing(client):
         assert (whole.choices[0].text, whole.usage.completion_tokens) == (text, num_tokens)
 
 
-def test_logprobs_have_a_row_for_every_token(client):
-    answer = client.completions.create(**CARD_REQUEST, logprobs=1)
-    assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
-
-
-def test_a_streamed_chat_is_the_one_that_is_not_streamed(client):
-    request = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Who are you?"}],
-        "max_tokens": 60,
-        "temperature": 0,
-        "extra_body": {"structured_outputs": {"regex": r"I am [A-Z][a-z]{2,6}, at your service\."}},
-    }
-    whole = client.chat.completions.create(**request).choices[0]
-    chunks = list(client.chat.completions.create(**request, stream=True))
-    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
-    assert "".join(pieces) == whole.message.content
-    assert whole.message.content.startswith("I am ")
-    assert chunks[-1].choices[0].finish_reason == whole.finish_reason == "stop"
-
-
-def test_a_chat_answers_in_the_schema_it_is_given(client):
-    answer = client.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": "Who are you?"}],
-        max_tokens=60,
-        temperature=0,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "person", "schema": PERSON, "strict": True},
-        },
-    )
-    person = json.loads(answer.choices[0].message.content)
-    assert set(person) == {"name", "age"}
-
-
-def test_a_resent_prompt_is_found_to_the_last_token_but_one(sgl, client):
+def test_a_resent_prompt_is_found_to_the_last_token_but_one(http, client):
     prompt = list(range(100, 190))  # shorter than a block, where stock finds nothing
-    assert sgl.post("/flush_cache", json={}).json() == {"flushed": True}
-    before = sgl.get("/stats").json()["radix"]
+    flush(http)
+    before = http.get("/sgl/stats").json()["radix"]
     for _ in range(2):
         client.completions.create(model="demo", prompt=prompt, max_tokens=1)
-    after = sgl.get("/stats").json()["radix"]
+    after = http.get("/sgl/stats").json()["radix"]
     assert after["hit_tokens"] - before["hit_tokens"] == 89
     assert after["tree_tokens"] == 90
 
 
-def test_the_tree_shows_sizes_and_no_text(sgl, client):
-    sgl.post("/flush_cache", json={})
+def test_the_tree_shows_sizes_and_no_text(http, client):
+    flush(http)
     client.completions.create(model="demo", prompt="A secret: swordfish", max_tokens=1)
-    tree = sgl.get("/tree")
+    tree = http.get("/sgl/tree")
     assert "swordfish" not in tree.text
     (engine,) = tree.json()["engines"]
     assert engine["num_tokens"] > 0
@@ -261,28 +185,18 @@ def test_the_tree_shows_sizes_and_no_text(sgl, client):
     assert node["parent"] is None and node["num_tokens"] == engine["num_tokens"]
 
 
-def test_the_cache_is_not_flushed_under_a_running_request(sgl, client):
+def test_the_cache_is_not_flushed_under_a_running_request(http, client):
     with client.completions.create(
         model="demo", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
-        refused = sgl.post("/flush_cache", json={})
+        refused = http.post("/sgl/flush_cache", json={})
     assert refused.status_code == 409
     assert "no request is running" in refused.text
 
 
-def test_metrics_are_those_of_the_moment(server, sgl, client):
-    client.completions.create(**CARD_REQUEST)
-    metrics = server.metrics()
-    stats = sgl.get("/stats").json()
-    assert metrics["sgl_vllm:forced_tokens_total"] == stats["jump_forward"]["forced_tokens"] > 0
-    assert metrics["sgl_vllm:prefix_hit_tokens_total"] == stats["radix"]["hit_tokens"]
-    assert metrics["sgl_vllm:tree_tokens"] == stats["radix"]["tree_tokens"]
-    assert metrics["vllm:prefix_cache_hits_total"] == stats["radix"]["hit_tokens"]
-
-
-def test_the_times_and_tiers_of_the_metrics_are_those_of_what_ran(server, sgl, client):
-    sgl.post("/flush_cache", json={})
+def test_the_metrics_are_those_of_the_moment_and_of_what_ran(server, http, client):
+    flush(http)
     before = server.metrics()
     prompt = list(range(300, 490))  # a whole block of 128, and a part of one
     for _ in range(2):
@@ -296,7 +210,12 @@ def test_the_times_and_tiers_of_the_metrics_are_those_of_what_ran(server, sgl, c
 
     page = httpx.get(f"{server.url}/metrics").text
     tiers = dict(re.findall(r'^sgl_vllm:tier_hit_tokens_total{tier="(\w+)"} (\S+)', page, re.M))
-    radix = sgl.get("/stats").json()["radix"]
+    stats = http.get("/sgl/stats").json()
+    radix = stats["radix"]
+    assert after["sgl_vllm:forced_tokens_total"] == stats["jump_forward"]["forced_tokens"]
+    assert after["sgl_vllm:prefix_hit_tokens_total"] == radix["hit_tokens"]
+    assert after["sgl_vllm:tree_tokens"] == radix["tree_tokens"]
+    assert after["vllm:prefix_cache_hits_total"] == radix["hit_tokens"]
     assert float(tiers["whole_blocks"]) + float(tiers["partial_block"]) == radix["hit_tokens"]
     assert float(tiers["partial_block"]) >= 189 - 128
     assert counted("tier_hit_tokens_total") == 189
@@ -309,11 +228,11 @@ def test_the_times_and_tiers_of_the_metrics_are_those_of_what_ran(server, sgl, c
     assert after["sgl_vllm:tree_tokens"] <= after["sgl_vllm:cache_tokens"]
 
 
-def test_a_conversation_is_seen_to_run_to_be_in_a_tool_and_to_end(server, client, sgl):
-    before = sgl.get("/stats").json()["programs"]
+def test_a_conversation_is_seen_to_run_to_be_in_a_tool_and_to_end(server, client, http):
+    before = http.get("/sgl/stats").json()["programs"]
 
     def changes() -> dict[str, int]:
-        now = sgl.get("/stats").json()["programs"]
+        now = http.get("/sgl/stats").json()["programs"]
         return {state: now[state] - before[state] for state in now if now[state] != before[state]}
 
     def become(wanted: dict[str, int]) -> bool:
@@ -337,7 +256,7 @@ def test_a_conversation_is_seen_to_run_to_be_in_a_tool_and_to_end(server, client
     while f'programs{{state="in_tool"}} {number}.0' not in httpx.get(f"{server.url}/metrics").text:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert "look_up" not in httpx.get(f"{server.url}/metrics").text + sgl.get("/tree").text
+    assert "look_up" not in httpx.get(f"{server.url}/metrics").text + http.get("/sgl/tree").text
 
     messages.append({"role": "assistant", "content": "", "tool_calls": [call.model_dump()]})
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "By the water."})
@@ -352,14 +271,6 @@ def test_a_conversation_is_seen_to_run_to_be_in_a_tool_and_to_end(server, client
     ask["max_tokens"] = 8
     client.chat.completions.create(**ask, extra_body={"vllm_xargs": {"sgl_ends": 1}})
     assert become({"ended": 1})
-
-
-def test_a_pin_protects_tokens(server, sgl):
-    pinned = sgl.post("/pin", json={"prompt": list(range(500, 590))}).json()
-    metrics = server.metrics()
-    assert metrics["sgl_vllm:pinned_tokens"] == metrics["sgl_vllm:protected_tokens"] == 128
-    sgl.post("/unpin", json={"pin_id": pinned["pin_id"]})
-    assert server.metrics()["sgl_vllm:pinned_tokens"] == 0
 
 
 def test_the_server_tells_every_metric_that_the_dashboard_asks_for(server):
@@ -379,18 +290,3 @@ def test_top_shows_the_server(server, capsys):
     assert cli.main(arguments) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert "requires an API key" in row["problem"] and row["running"] == 0
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"structured_outputs": {"regex": "[a-"}},
-        {"structured_outputs": {"json": {"type": "nothing"}}},
-        {"structured_outputs": {"grammar": "root ::= missing"}},
-    ],
-)
-def test_a_bad_grammar_is_a_400_and_the_server_goes_on(client, broken):
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(**{**CARD_REQUEST, "extra_body": broken})
-    assert refused.value.status_code == 400
-    assert client.completions.create(**CARD_REQUEST).choices[0].text

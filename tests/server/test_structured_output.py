@@ -10,59 +10,29 @@ from typing import Any
 import jsonschema
 import pytest
 
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """An object of all these members and no others."""
+    members = {"properties": properties, "required": [*properties]}
+    return {"type": "object", **members, "additionalProperties": False}
+
+
 SHORT = {"type": "string", "maxLength": 8}
-CARD = {
-    "type": "object",
-    "properties": {
-        "name": SHORT,
-        "kind": {"enum": ["city", "river", "mountain"]},
-        "capital": {"type": "boolean"},
-    },
-    "required": ["name", "kind", "capital"],
-    "additionalProperties": False,
-}
-TREE = {
-    "type": "object",
-    "properties": {"name": SHORT, "child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
-    "required": ["name", "child"],
-    "additionalProperties": False,
-}
-PATTERN = {
-    "type": "object",
-    "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"}},
-    "required": ["code"],
-    "additionalProperties": False,
-}
-ONE_OF = {
-    "oneOf": [
-        {
-            "type": "object",
-            "properties": {"shape": {"const": "circle"}, "r": {"enum": [1, 2]}},
-            "required": ["shape", "r"],
-            "additionalProperties": False,
-        },
-        {
-            "type": "object",
-            "properties": {"shape": {"const": "square"}, "side": {"enum": [3, 4]}},
-            "required": ["shape", "side"],
-            "additionalProperties": False,
-        },
-    ]
-}
+KIND = {"enum": ["city", "river", "mountain"]}
+CARD = closed(name=SHORT, kind=KIND, capital={"type": "boolean"})
+TREE = closed(name=SHORT, child={"anyOf": [{"$ref": "#"}, {"type": "null"}]})
+PATTERN = closed(code={"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"})
+CIRCLE = closed(shape={"const": "circle"}, r={"enum": [1, 2]})
+SQUARE = closed(shape={"const": "square"}, side={"enum": [3, 4]})
+ONE_OF = {"oneOf": [CIRCLE, SQUARE]}
 REGEX = r"(Mon|Tues|Wednes)day, [0-9]{1,2} (May|June) 20[0-9]{2}\."
 CHOICES = ["a city", "a city in Europe", 'é"\\\n', "日本"]
 EBNF = 'root ::= greeting ", " name "."\ngreeting ::= "Hello" | "Bye"\nname ::= [a-z]{2,6}'
 LARK = 'start: greeting ", " name "."\ngreeting: "Hello" | "Bye"\nname: /[a-z]{2,6}/'
 GREETING = r"(Hello|Bye), [a-z]{2,6}\."
-TAG = {
-    "type": "structural_tag",
-    "format": {
-        "type": "tag",
-        "begin": "<card>",
-        "content": {"type": "json_schema", "json_schema": CARD},
-        "end": "</card>",
-    },
-}
+CONTENT = {"type": "json_schema", "json_schema": CARD}
+CARD_TAG = {"type": "tag", "begin": "<card>", "content": CONTENT, "end": "</card>"}
+TAG = {"type": "structural_tag", "format": CARD_TAG}
 
 
 def is_valid(schema: dict[str, Any]) -> Callable[[str], object]:
@@ -98,10 +68,7 @@ OF_CHATS = {
     "json_object": ({"type": "json_object"}, is_valid({"type": "object"})),
     "structural_tag": (TAG, is_tagged),
 }
-TOOL = {
-    "type": "function",
-    "function": {"name": "show_card", "parameters": CARD, "strict": True},
-}
+TOOL = {"type": "function", "function": {"name": "show_card", "parameters": CARD, "strict": True}}
 ASK = [{"role": "user", "content": "Tell me about a place."}]
 
 

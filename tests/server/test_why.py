@@ -12,12 +12,10 @@ import pytest
 
 from sgl_vllm.commands import cli
 from sgl_vllm.server_process import VllmServer
-from tests.server.conftest import API_KEY, serve
+from tests.server.conftest import API_KEY, BLOCK, HEADERS, flush, serve
 
 pytestmark = pytest.mark.slow  # a server of its own
 
-BLOCK = 128
-"""Tokens, on CPUs."""
 PROMPT = [100 + place for place in range(200)]
 
 
@@ -44,7 +42,7 @@ def why(server: VllmServer, request: str, **headers: str) -> httpx.Response:
     return httpx.get(
         f"{server.url}/v1/sgl/why",
         params={"request": request},
-        headers={"Authorization": f"Bearer {API_KEY}", **given},
+        headers={**HEADERS, **given},
         timeout=60,
     )
 
@@ -54,15 +52,8 @@ def causes(answer: httpx.Response) -> list[tuple[str, int, int]]:
     return [(one["cause"], one["start"], one["end"]) for one in request["causes"]]
 
 
-def flush(server: VllmServer) -> None:
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    assert (
-        httpx.post(f"{server.url}/v1/sgl/flush_cache", headers=headers, json={}).status_code == 200
-    )
-
-
-def test_a_tenant_is_told_to_the_token(server, client) -> None:
-    flush(server)
+def test_a_tenant_is_told_to_the_token(server, http, client) -> None:
+    flush(http)
     ids = [
         ask(client, prompt, "a")
         for prompt in (PROMPT, PROMPT, [*PROMPT[:150], *range(50)], [*PROMPT, 7])
@@ -75,19 +66,19 @@ def test_a_tenant_is_told_to_the_token(server, client) -> None:
     ]
 
 
-def test_evictions_and_flushes_are_told(server, client) -> None:
-    flush(server)
+def test_evictions_and_flushes_are_told(server, http, client) -> None:
+    flush(http)
     ask(client, PROMPT, "b")
     for number in range(4):
         ask(client, [(7919 * number + 31 * place) % 4000 + 20 for place in range(1000)], "b")
     answer = why(server, ask(client, PROMPT, "b"), tenant="b")
     assert causes(answer) == [("evicted", 0, 200)]
     assert 0 < answer.json()["requests"][0]["causes"][0]["before_s"] < 600
-    flush(server)
+    flush(http)
     assert causes(why(server, ask(client, PROMPT, "b"), tenant="b")) == [("flushed", 0, 200)]
 
 
-def test_no_other_tenant_can_ask_for_a_request(server, client) -> None:
+def test_no_other_tenant_can_ask_for_a_request(server, http, client) -> None:
     request = ask(client, PROMPT, "a")
     with_salt = ask(client, PROMPT, "a", extra_body={"cache_salt": "s"})
     assert why(server, request, tenant="a").status_code == 200
@@ -104,7 +95,7 @@ def test_no_other_tenant_can_ask_for_a_request(server, client) -> None:
     assert httpx.get(f"{server.url}/v1/sgl/why?request={request}").status_code == 401
 
 
-def test_no_tenant_learns_what_another_has_sent(server, client) -> None:
+def test_no_tenant_learns_what_another_has_sent(server, http, client) -> None:
     """Neither while it is cached, nor once it is evicted, nor with a salt of its own."""
     secret = [3000 + place for place in range(300)]
     guess = [*secret[:250], 5]
@@ -113,22 +104,21 @@ def test_no_tenant_learns_what_another_has_sent(server, client) -> None:
     assert causes(why(server, with_own_salt, tenant="c", salt="a")) == [("new", 0, 251)]
     assert causes(why(server, ask(client, guess, "d"), tenant="d")) == [("new", 0, 251)]
     assert causes(why(server, ask(client, guess))) == [("not_cached", 0, 251)]
-    flush(server)
+    flush(http)
     assert causes(why(server, ask(client, guess, "e"), tenant="e")) == [("new", 0, 251)]
     assert causes(why(server, ask(client, secret))) == [("not_cached", 0, 300)]
 
 
-def test_without_a_tenant_whole_blocks_are_told(server, client) -> None:
-    flush(server)
+def test_without_a_tenant_whole_blocks_are_told(server, http, client) -> None:
+    flush(http)
     ask(client, PROMPT)
     for guess in (PROMPT[:190], [*PROMPT[:150], 9]):
         request = ask(client, [*guess, 8])
         assert causes(why(server, request)) == [("not_cached", BLOCK, len(guess) + 1)]
 
 
-def test_the_causes_add_up_in_the_stats_and_in_the_metrics(server) -> None:
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    misses = httpx.get(f"{server.url}/v1/sgl/stats", headers=headers).json()["misses"]
+def test_the_causes_add_up_in_the_stats_and_in_the_metrics(server, http) -> None:
+    misses = http.get("/sgl/stats").json()["misses"]
     total = misses.pop("missed_prompt_tokens")
     assert total == sum(misses.values()) > 0
     text = httpx.get(f"{server.url}/metrics").text
@@ -140,9 +130,9 @@ def test_the_causes_add_up_in_the_stats_and_in_the_metrics(server) -> None:
     assert sum(by_cause) == all_of_them == total and len(by_cause) == len(misses)
 
 
-def test_the_command_prints_it(server, client, capsys, monkeypatch) -> None:
+def test_the_command_prints_it(server, http, client, capsys, monkeypatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", API_KEY)
-    flush(server)
+    flush(http)
     salt: dict[str, Any] = {"extra_body": {"cache_salt": "mine"}}
     ask(client, PROMPT, **salt)
     request = ask(client, [*PROMPT[:150], 1, 2, 3], **salt)

@@ -173,11 +173,7 @@ def test_too_many_ways_at_once_are_refused(monkeypatch):
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(
-    st.text('aé😀"\\\n\x1f', max_size=6),
-    st.integers(0, 4),
-    st.none() | st.integers(0, 4),
-)
+@given(st.text('aé😀"\\\n\x1f', max_size=6), st.integers(0, 4), st.none() | st.integers(0, 4))
 def test_strings_are_counted_by_characters(text, low, high):
     within = low <= len(text) and (high is None or len(text) <= high)
     if high is None or low <= high:

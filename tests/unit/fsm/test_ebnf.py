@@ -21,7 +21,6 @@ from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
 from tests.unit.fsm.test_masks import PIECES, legal_by_mask
 from tests.unit.fsm.texts import accepts, after
 
-BYTES = [bytes([byte]) for byte in range(256)]
 TOKENS = [*dict.fromkeys(PIECES), b"<eos>"]
 END = len(TOKENS) - 1
 COMPILER = xgrammar.GrammarCompiler(

@@ -6,12 +6,7 @@ import pytest
 
 from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.forecast import (
-    MAX_PIECES_TRIED,
-    Forecast,
-    forecast_of,
-    likelihood_of_forced,
-)
+from sgl_vllm.fsm.forecast import MAX_PIECES_TRIED, Forecast, forecast_of, likelihood_of_forced
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.vocabulary import Vocabulary

@@ -1,11 +1,10 @@
-"""A small part of the fuzzer of formats (`format_fuzz.py`), and that it can find errors."""
+"""A small part of the fuzzer of formats (`format_fuzz.py`)."""
 
 import pytest
 
 pytest.importorskip("mistral_common")
 pytest.importorskip("jsonschema")
 
-from sgl_vllm.fsm.masks import Bitmask
 from tests.effort import examples
 from tests.unit.fsm import format_fuzz
 
@@ -15,14 +14,3 @@ def test_random_formats_get_the_masks_of_their_automata():
     assert outcome.errors == []
     assert outcome.formats > 1.5 * outcome.refused
     assert outcome.masks > 4 * outcome.formats and outcome.steps_back > 50
-
-
-def test_a_mask_that_lacks_tokens_is_found(monkeypatch):
-    def careless(bitmask, out):
-        fill(bitmask, out)
-        out[:1000] &= 0xFFFFFFF0
-
-    fill = Bitmask.fill
-    monkeypatch.setattr(Bitmask, "fill", careless)
-    outcome = format_fuzz.fuzz(40, seed=0, num_tokens=8_192)
-    assert any("AssertionError" in error for _, error in outcome.errors)

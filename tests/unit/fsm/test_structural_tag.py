@@ -75,11 +75,7 @@ def allows(form: dict[str, Any], text: str) -> bool:
             ["/>/>", "a/>/>"],
             ["a/>", "!/>/>", "/b/>/>", "/>a/>"],
         ),
-        (
-            {"type": "grammar", "grammar": 'root ::= "a" root?'},
-            ["a", "aa"],
-            ["", "b"],
-        ),
+        ({"type": "grammar", "grammar": 'root ::= "a" root?'}, ["a", "aa"], ["", "b"]),
         ({"type": "or", "elements": [const("a"), JSON]}, ["a", "22"], ["", "a22", "2"]),
         ({"type": "regex", "pattern": "a+"}, ["a", "aa"], ["", "ab"]),
         ({"type": "optional", "content": JSON}, ["", "1"], ["11"]),

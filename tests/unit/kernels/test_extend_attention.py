@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -120,20 +120,22 @@ def test_tiles_of_other_sizes(rows: int, keys: int, monkeypatch: pytest.MonkeyPa
     check(Shape(((70, 40), *MIXED), num_heads=3, num_kv_heads=1))
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (20, 1)])
-def test_any_ratio_of_heads(num_heads: int, num_kv_heads: int) -> None:
-    requests = ((13, 6), (0, 3), (5, 0))
-    check(Shape(requests, num_heads=num_heads, num_kv_heads=num_kv_heads))
+RATIOS = [(1, 1), (3, 3), (6, 2), (7, 1), (20, 1)]
 
 
-@pytest.mark.parametrize("head_size", [16, 48, 80, 96, 256])
-def test_head_sizes_that_are_no_powers_of_two(head_size: int) -> None:
-    check(Shape(((19, 4), (0, 2)), num_heads=2, num_kv_heads=1, head_size=head_size))
-
-
-@pytest.mark.parametrize("block_size", [1, 5, 8, 16, 48, 128])
-def test_any_block_size(block_size: int) -> None:
-    check(Shape(((50, 3), (48, 1)), num_kv_heads=1, block_size=block_size))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(Shape(((13, 6), (0, 3), (5, 0)), heads, kv_heads) for heads, kv_heads in RATIOS),
+        *(Shape(((19, 4), (0, 2)), 2, 1, head_size) for head_size in (16, 48, 80, 96, 256)),
+        *(Shape(((50, 3), (48, 1)), 4, 1, 32, block_size) for block_size in (1, 5, 8, 16, 48, 128)),
+    ],
+    ids=lambda shape: (
+        f"{shape.num_heads}-{shape.num_kv_heads}-{shape.head_size}-{shape.block_size}"
+    ),
+)
+def test_any_ratio_of_heads_head_size_and_block_size(shape: Shape) -> None:
+    check(shape)
 
 
 @pytest.mark.parametrize("prefix_len", [0, 1, 15, 16, 17])
@@ -237,10 +239,3 @@ def test_a_wrong_argument_is_refused(change: dict[str, Any], message: str) -> No
     arguments = random_arguments(SOUND)
     with pytest.raises(ValueError, match=message):
         extend_attention(**{**arguments, "max_query_len": 3, **change})
-
-
-def test_random_arguments_are_those_of_both_layouts() -> None:
-    slots_first = random_arguments(SOUND)["key_cache"]
-    heads_first = random_arguments(replace(SOUND, layout="HND"))["key_cache"]
-    assert slots_first.stride() == (2048, 128, 64, 1)
-    assert heads_first.stride() == (2048, 64, 1024, 1)

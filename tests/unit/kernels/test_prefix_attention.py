@@ -163,30 +163,20 @@ def test_random_batches(data: st.DataObject) -> None:
 # -- shapes and layouts
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 3), (8, 2), (20, 1)], ids=str)
-def test_heads(num_heads: int, num_kv_heads: int) -> None:
-    assert_right(batch_of(TWO_LEVELS, LENGTHS, num_heads=num_heads, num_kv_heads=num_kv_heads))
-
-
-@pytest.mark.parametrize("head_size", [16, 80, 256])
-def test_head_sizes(head_size: int) -> None:
-    assert_right(batch_of(TWO_LEVELS, LENGTHS, head_size=head_size))
-
-
-@pytest.mark.parametrize("block_size", [1, 48])
-def test_block_sizes(block_size: int) -> None:
-    lengths = [length * block_size // 16 for length in LENGTHS]
-    assert_right(batch_of(TWO_LEVELS, lengths, block_size=block_size))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_dtypes(dtype: torch.dtype) -> None:
-    assert_right(batch_of(TWO_LEVELS, LENGTHS, dtype=dtype))
-
-
-@pytest.mark.parametrize("heads_first", [False, True], ids=["NHD", "HND"])
-def test_layouts(heads_first: bool) -> None:
-    assert_right(batch_of(TWO_LEVELS, LENGTHS, heads_first=heads_first))
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"num_heads": heads, "num_kv_heads": kv} for heads, kv in ((3, 3), (8, 2), (20, 1))),
+        *({"head_size": head_size} for head_size in (16, 80, 256)),
+        *({"block_size": block_size} for block_size in (1, 48)),
+        *({"dtype": dtype} for dtype in (torch.float16, torch.bfloat16)),
+        {"heads_first": True},
+    ],
+    ids=str,
+)
+def test_every_shape_type_and_layout(changed: dict[str, Any]) -> None:
+    lengths = [length * changed.get("block_size", 16) // 16 for length in LENGTHS]
+    assert_right(batch_of(TWO_LEVELS, lengths, **changed))
 
 
 def test_strided_query_table_and_result() -> None:

@@ -136,17 +136,6 @@ def test_a_node_lies_within_its_parent(batch: Batch) -> None:
         assert (above.end_block[level.parent] < level.end_block).all()
 
 
-def test_a_block_that_is_not_full_is_not_shared() -> None:
-    table = np.array([[5, 6], [5, 6]], dtype=np.int32)
-    (level,) = pp.find_tree(table, np.array([1, 2])).levels
-    assert level.end_block.tolist() == [1]
-
-
-def test_the_same_block_after_another_one_is_not_shared() -> None:
-    table = np.array([[1, 6], [2, 6]], dtype=np.int32)
-    assert pp.find_tree(table, np.array([2, 2])).levels == ()
-
-
 def test_levels_below_the_limit_are_left_out() -> None:
     count = pp.MAX_LEVELS + 5
     table = np.tile(np.arange(count, dtype=np.int32), (count, 1))
@@ -216,17 +205,6 @@ def test_a_tile_holds_its_items(batch: Batch, shape: pp.AttentionShape, costs: p
     assert (rows[: plan.num_wide_items] <= plan.wide_rows).all()
     assert (rows[plan.num_wide_items :] <= plan.narrow_rows).all()
     assert plan.wide_rows <= max(costs.rows_per_tile, 2 * shape.queries_per_kv_head)
-
-
-@given(batches())
-def test_where_results_cost_next_to_nothing_each_shared_block_is_read_once(batch: Batch) -> None:
-    shape = pp.AttentionShape(1, 1, 16, 10**6, SHAPE.block_size_tokens)
-    plan = pp.build_plan(*batch, shape, replace(pp.FREE, again=0.0))
-    least = int(batch.seq_lens.sum())
-    for node in nodes_by_hand(batch.block_table, batch.seq_lens // shape.block_size_tokens):
-        num_saved = (len(node.requests) - 1) * (node.end - node.start)
-        least -= num_saved * shape.block_size_tokens
-    assert plan.kv_tokens_distinct == least
 
 
 @given(batches(max_blocks=5), shapes, costs)
@@ -370,8 +348,7 @@ def test_a_wrong_shape_is_refused(wrong: dict[str, int], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"rows_per_tile": 48}, {"efficiency": 0.0}, {"again": 2.0}, {"min_split_tokens": 0}],
+    "wrong", [{"rows_per_tile": 48}, {"efficiency": 0.0}, {"again": 2.0}, {"min_split_tokens": 0}]
 )
 def test_wrong_costs_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):

@@ -18,6 +18,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from sgl_vllm.routes.admission import check_params, check_request, refuse_echo_of_scored
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS
+from tests.fake_engines import engine_request
 
 HUGE = "x" * 30_000_000
 HALF = "\ud800"
@@ -28,21 +29,6 @@ def params(**fields: Any) -> SamplingParams:
     for name, value in fields.items():
         setattr(made, name, value)
     return made
-
-
-def request(params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
-    defaults = {
-        "request_id": "a",
-        "prompt_token_ids": list(range(100)),
-        "mm_features": None,
-        "sampling_params": params or SamplingParams(),
-        "pooling_params": None,
-        "arrival_time": 0.0,
-        "lora_request": None,
-        "cache_salt": None,
-        "data_parallel_rank": None,
-    }
-    return EngineCoreRequest(**{**defaults, **fields})
 
 
 def refusal(of: EngineCoreRequest) -> str:
@@ -84,7 +70,7 @@ def test_parameters_that_cannot_be_sent_are_refused(broken: dict[str, Any]) -> N
     ],
 )
 def test_a_request_that_cannot_be_sent_is_refused(broken: dict[str, Any]) -> None:
-    assert "must be valid Unicode" in refusal(request(**broken))
+    assert "must be valid Unicode" in refusal(engine_request(**broken))
 
 
 def test_parameters_are_refused_before_vllm_tokenizes_bad_words() -> None:
@@ -110,7 +96,7 @@ def test_parameters_are_refused_before_vllm_tokenizes_bad_words() -> None:
 
 def test_names_are_as_long_as_engines_keep_them() -> None:
     check_request(
-        request(
+        engine_request(
             request_id="x" * 512,
             cache_salt="x" * 128,
             lora_request=LoRARequest("x" * 512, 1, "/" + "x" * 4095),
@@ -135,7 +121,7 @@ def test_names_are_as_long_as_engines_keep_them() -> None:
     ],
 )
 def test_longer_names_are_refused(fields: dict[str, Any], name: str) -> None:
-    assert name in refusal(request(**fields))
+    assert name in refusal(engine_request(**fields))
 
 
 # -- the plugin's own keys
@@ -144,7 +130,7 @@ def test_longer_names_are_refused(fields: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize("value", [0, 101, -1, 9999, 1 << 62, "abc", "3", 1.0, [3], True, None])
 def test_scores_from_no_index_of_the_prompt_are_refused(value: Any) -> None:
     asked = params(prompt_logprobs=0, extra_args={"sgl_score_from": value})
-    said = refusal(request(asked))
+    said = refusal(engine_request(asked))
     assert said == (
         "sgl_score_from must be an index from 1 to the length of the prompt (100), in a request "
         "with prompt_logprobs"
@@ -152,20 +138,24 @@ def test_scores_from_no_index_of_the_prompt_are_refused(value: Any) -> None:
 
 
 def test_scores_need_prompt_logprobs() -> None:
-    assert "with prompt_logprobs" in refusal(request(params(extra_args={"sgl_score_from": 3})))
+    assert "with prompt_logprobs" in refusal(
+        engine_request(params(extra_args={"sgl_score_from": 3}))
+    )
 
 
 def test_scores_from_any_index_of_the_prompt_are_asked_for() -> None:
     for value in (1, 100):
-        check_request(request(params(prompt_logprobs=0, extra_args={"sgl_score_from": value})))
+        check_request(
+            engine_request(params(prompt_logprobs=0, extra_args={"sgl_score_from": value}))
+        )
 
 
 def test_the_rows_of_embeddings_are_the_prompt() -> None:
     asked = params(prompt_logprobs=0, extra_args={"sgl_score_from": 7})
     embeddings = {"prompt_token_ids": None, "prompt_embeds": torch.zeros(7, 2)}
-    check_request(request(asked, **embeddings))
+    check_request(engine_request(asked, **embeddings))
     asked.extra_args = {"sgl_score_from": 8}
-    assert "length of the prompt (7)" in refusal(request(asked, **embeddings))
+    assert "length of the prompt (7)" in refusal(engine_request(asked, **embeddings))
 
 
 class Renderer:

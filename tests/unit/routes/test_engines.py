@@ -9,12 +9,11 @@ from functools import partial
 import pytest
 from fastapi import HTTPException
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from sgl_vllm.routes import engines
-from tests.fake_engines import FakeClient, FakeEngine
+from tests.fake_engines import FakeClient, FakeEngine, engine_request
 
 
 class SilentClient(FakeClient):
@@ -70,18 +69,7 @@ class StoppableClient:
     def add_request(self, name: str) -> RequestOutputCollector:
         queue = RequestOutputCollector(RequestOutputKind.DELTA, name)
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
-        request = EngineCoreRequest(
-            request_id=name,
-            external_req_id=name,
-            prompt_token_ids=[1, 2, 3],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        request = engine_request(params, request_id=name)
         self.output_processor.add_request(request, None, queue=queue)
         return queue
 

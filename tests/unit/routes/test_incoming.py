@@ -22,7 +22,7 @@ from sgl_vllm.routes import SglEndpointPlugin
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
 from sgl_vllm.scheduler.stats import EngineStats
-from tests.fake_engines import FakeEngine, fake_server
+from tests.fake_engines import FakeEngine, engine_request, fake_server
 
 BLOCK = 16
 
@@ -30,18 +30,7 @@ BLOCK = 16
 def request(name: str = "a", salt: str | None = None, **extra_args: Any) -> EngineCoreRequest:
     params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
     params.extra_args = extra_args
-    return EngineCoreRequest(
-        request_id=name,
-        external_req_id=name,
-        prompt_token_ids=list(range(100)),
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=salt,
-        data_parallel_rank=None,
-    )
+    return engine_request(params, request_id=name, cache_salt=salt)
 
 
 def processor(tenants: TenantSource = NO_TENANTS, *, is_exact: bool = False) -> OutputProcessor:

@@ -41,18 +41,9 @@ def refusal(body: Any) -> tuple[int, str]:
         ({}, f"prompt must be {NOT_A_PROMPT}"),
         ({"prompt": "a", "continuations": ["ab"]}, f"prompt must be {NOT_A_PROMPT}"),
         ({"prompt": A}, "continuations must be a list of one or more objects"),
-        (
-            {"prompt": A, "continuations": []},
-            "continuations must be a list of one or more objects",
-        ),
-        (
-            {"prompt": A, "continuations": AB},
-            "continuations must be a list of one or more objects",
-        ),
-        (
-            {"prompt": A, "continuations": [AB, "ab"]},
-            f"each continuation must be {NOT_A_PROMPT}",
-        ),
+        ({"prompt": A, "continuations": []}, "continuations must be a list of one or more objects"),
+        ({"prompt": A, "continuations": AB}, "continuations must be a list of one or more objects"),
+        ({"prompt": A, "continuations": [AB, "ab"]}, f"each continuation must be {NOT_A_PROMPT}"),
         ({"prompt": A, "continuations": [AB] * 1025}, "1,025 continuations; at most 1,024 are"),
         *(
             (

@@ -150,14 +150,6 @@ def test_text_is_matched_as_tokens_are():
     assert router.cached_tokens(prompt)[home] == len(prompt) // 64 * 16
 
 
-def test_namespaces_do_not_share():
-    router = router_of("a")
-    serve(router, tokens(320), namespace=CacheNamespace(salt="one"))
-    assert router.cached_tokens(tokens(320), CacheNamespace(salt="one")) == {"a": 319}
-    for other in (CacheNamespace(), CacheNamespace(salt="two"), CacheNamespace(adapter="one")):
-        assert router.cached_tokens(tokens(320), other) == {"a": 0}
-
-
 def test_without_a_worker_there_is_a_clear_error():
     with pytest.raises(LookupError, match="add_worker"):
         PrefixRouter().choose(tokens(10))
@@ -219,25 +211,6 @@ def router_with_events() -> PrefixRouter:
 
 def stored(text: np.ndarray, names: str, parent: str | None = None, **more: Any) -> BlockStored:
     return BlockStored(list(names), parent, text.tolist(), **more)
-
-
-def test_events_determine_what_is_cached():
-    router, text = router_with_events(), tokens(5 * BLOCK)
-    router.apply_events("a", [stored(text[: 3 * BLOCK], "abc")], 0)
-    router.apply_events("a", [stored(text[3 * BLOCK :], "de", "c")], 1)
-    assert router.cached_tokens(text) == {"a": 5 * BLOCK - 1}
-    router.apply_events("a", [BlockRemoved(["e"]), BlockRemoved(["d"])], 2)
-    assert router.cached_tokens(text) == {"a": 3 * BLOCK}
-    router.apply_events("a", [AllBlocksCleared()], 3)
-    assert router.cached_tokens(text) == {"a": 0}
-
-
-def test_blocks_after_a_removed_block_count_again_once_it_is_stored_again():
-    router, text = router_with_events(), tokens(4 * BLOCK)
-    router.apply_events("a", [stored(text, "abcd"), BlockRemoved(["b"])])
-    assert router.cached_tokens(text) == {"a": BLOCK}
-    router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "b", "a")])
-    assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
 
 
 def test_after_a_gap_in_the_numbers_the_cache_starts_empty_with_a_warning(caplog):

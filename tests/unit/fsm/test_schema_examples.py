@@ -1,13 +1,18 @@
-"""Schemas that say what a value must not be: `not`, `if`, `oneOf`, `contains`, and their relatives.
+"""Schemas by example, each with texts that are accepted and texts that are not.
 
-Each example has texts that are valid and texts that are not. `jsonschema` is asked as well whether
-that is so; `schema_fuzz.py` compares with it at random.
+Of what a value must not be (`not`, `if`, `oneOf`, `contains`, and their relatives) `jsonschema` is
+asked as well; `schema_fuzz.py` compares with it at random.
 """
 
+import datetime
+import ipaddress
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sgl_vllm.fsm.schema import UnsupportedSchemaError, compile_schema
 from tests.unit.fsm.texts import accepts
@@ -17,7 +22,106 @@ jsonschema = pytest.importorskip("jsonschema")
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 CLOSED = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
 
+TREE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "children": {"type": "array", "items": {"$ref": "#"}},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
 EXAMPLES: list[tuple[Any, list[str], list[str]]] = [
+    (TREE, ['{"name":"a"}', '{"name": "a", "children": [{"name": "b", "children": []}]}'],
+     ['{"name":"a","children":[{}]}', '{"children":[],"name":"a"}']),
+    ({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"properties": {"a": {"minimum": 5}, "b": {"type": "null"}}, "required": ["b"]}]},
+     ['{"a": 7, "b": null}'], ['{"a": 3, "b": null}', '{"a": 7}']),
+    ({"allOf": [{"enum": [1, 2, True]}, {"enum": [True, 2.0, 3]}]}, ["2", "true"], ["1", "3"]),
+    ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"const": 1}}}, ["1"], ["2"]),
+    ({"type": "string", "$ref": "#/$defs/x", "$defs": {"x": {"maxLength": 1}}},
+     ['"a"'], ['"ab"', "1"]),
+    ({"oneOf": [{"type": "object", "properties": {"k": {"const": k}, k: {"type": "integer"}},
+                 "required": ["k", k], "additionalProperties": False} for k in ("cat", "dog")]},
+     ['{"k": "cat", "cat": 1}', '{"k":"dog","dog":2}'], ['{"k": "cat", "dog": 1}']),
+    ({"enum": ["é", '"', "\\", 1, 10, None, {"a": {"b": [1, "x"]}}, "😀"]},
+     ['"é"', '"\\""', '"\\\\"', "1", "10", "null", '{"a": {"b": [1, "x"]}}', '"😀"'],
+     ['"e"', '"\\"', "11", '{"a": {"b": [1]}}', "true"]),
+    ({"type": "object", "patternProperties": {"^i": {"type": "integer"}, "^s": {"type": "string"}},
+      "additionalProperties": False},
+     ["{}", '{"i": 1}', '{"sx": "", "i2": 3}'], ['{"i": ""}', '{"x": 1}', '{"\\u0069": ""}']),
+    ({"type": "object", "properties": {"a": {"type": "null"}},
+      "patternProperties": {"^i": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+     ['{"a": null, "i": 1, "z": "x"}', '{"z\\n\\u0001": ""}'],
+     ['{"i": "x"}', '{"\\u0069": "x"}', '{"\\u0061": "x"}', '{"z": 1}', '{"a": ""}']),
+    ({"type": "object", "patternProperties": {"": {"type": "integer"}},
+      "additionalProperties": True},
+     ['{"a": 1}'], ['{: 1}', '{"a": ""}']),
+    ({"type": "object", "properties": {n: {"type": "null"} for n in "abc"}, "minProperties": 2,
+      "additionalProperties": False},
+     ['{"a": null, "c": null}', '{"b":null,"c":null}', '{"a":null,"b":null,"c":null}'],
+     ['{"c": null}', "{}", '{"a": null}']),
+    ({"type": "object", "properties": {n: {"type": "null"} for n in "abc"}, "maxProperties": 2,
+      "required": ["b"], "additionalProperties": {"type": "null"}},
+     ['{"b": null}', '{"a": null, "b": null}', '{"b":null,"x":null}'],
+     ['{"a":null,"c":null}', '{"a":null,"b":null,"c":null}', '{"a":null,"b":null,"x":null}']),
+    ({"type": "object", "required": ["x", "x"], "additionalProperties": {"type": "integer"}},
+     ['{"x": 1}', '{"x": 1, "y": 2}'], ["{}", '{"y": 1}']),
+    ({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": False},
+     ["[]", "[1]", "[1, 2]"], ["[2]", "[1, 2, 3]"]),
+    ({"type": "array", "items": [{"const": 1}], "additionalItems": {"const": 3}, "maxItems": 2},
+     ["[]", "[1]", "[1,3]"], ["[3]", "[1,3,3]"]),
+    ({"type": "string", "maxLength": 2}, ['"😀😀"', r'"\u00e9\n"'], ['"abc"', r'"\u00e9\n."']),
+    ({"type": "string", "minLength": 2}, ['"😀😀"', r'"\u00e9\n"'],
+     ['"😀"', r'"\u00e9"', '"\\ud83d\\ude00"']),
+    ({"type": "string", "maxLength": 1}, [r'"\ud83d\ude00"', r'"\uDBFF\uDFFF"', r'"\ud7ff"'],
+     [r'"\ud83d"', r'"\ude00"', r'"\ud83d\ud83d"', r'"\ud83dx"', r'"\ud83d\n"',
+      r'"\ud83d\ude00a"']),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, [r'"a\uD83D\uDE00"', r'"\ud83d\ude00😀"'],
+     [r'"\ud83d\ude00"', r'"\ude00\ud83d"', r'"a\ud83d"']),
+    ({"type": "string", "minLength": 1, "maxLength": 2, "pattern": "a"},
+     ['"a"', '"éa"'], ['""', '"é"', '"aaa"']),
+    ({"type": "string", "pattern": "^[\"\\\\]$"}, [r'"\""', r'"\\"'], ['"a"', '"""']),
+    ({"type": ["integer", "null"]}, ["1", "-0", "1.0", "null"], ["1.5", '"1"']),
+    ({"type": "number", "minimum": 0, "exclusiveMaximum": 1.5}, ["0", "1.49", "1"], ["1.5", "-1"]),
+    ({"type": "integer", "exclusiveMinimum": 2.5, "maximum": 4}, ["3", "4"], ["2", "5"]),
+    ({"type": "number", "minimum": 1, "exclusiveMinimum": True}, ["1.1"], ["1", "0"]),
+    ({"allOf": [{"prefixItems": [{"minimum": 3}]}], "items": {"minimum": 5}},
+     ["[5, 6]", "[]", '["a"]'], ["[3, 5]", "[4]", "[5, 3]"]),
+    ({"allOf": [{"prefixItems": [{"const": 1}, {"const": 2}]}, {"items": False}]}, ["[]"],
+     ["[1]", "[1, 2]"]),
+    ({"$ref": "#/$defs/t", "items": {"type": "integer"}, "$defs": {"t": {"type": "array",
+      "prefixItems": [{"minimum": 3}]}}}, ["[3, 1]"], ["[2]", '["a"]', '[3, "a"]']),
+    ({"items": [{"minimum": 3}], "additionalItems": {"minimum": 5},
+      "allOf": [{"items": {"maximum": 7}}]}, ["[3, 5]"], ["[2]", "[8]", "[3, 4]", "[3, 8]"]),
+    ({"type": "object", "allOf": [{"patternProperties": {"^a": {"minimum": 3}}},
+      {"additionalProperties": {"maximum": 5}}]}, ['{"a": 4, "b": 1}', '{"b": 5}'],
+     ['{"a": 2}', '{"a": 6}', '{"b": 6}']),
+    ({"$ref": "#/$defs/o", "additionalProperties": False, "properties": {"b": True}, "$defs": {
+      "o": {"type": "object", "properties": {"a": True}}}}, ['{"b": 1}', "{}"],
+     ['{"a": 1}', '{"a": 1, "b": 1}']),
+    ({"$ref": "#/$defs/r", "$defs": {"x": {"const": 1}, "r": {"$id": "http://a.example/r",
+      "items": {"$ref": "#/$defs/x"}, "type": "array", "$defs": {"x": {"const": 2}}}}},
+     ["[2, 2]"], ["[1]"]),
+    ({"$ref": "#/definitions/a", "maximum": 3, "definitions": {"a": {"type": "integer"}},
+      "$schema": "http://json-schema.org/draft-07/schema#"}, ["2", "4"], ['"a"']),
+    ({"type": "object", "minProperties": 2, "properties": {"a": True}},
+     ['{"a": 1, "x": 1}', '{"a": 1, "x": 1, "x": 2}'], ['{"x": 1, "x": 2}', '{"a": 1}']),
+    ({"type": "object", "minProperties": 1}, ['{"x": 1}', '{"x": 1, "x": 2}'], ["{}"]),
+    ({"allOf": [{"minimum": 3, "exclusiveMinimum": True}, {"minimum": 5}], "type": "number"},
+     ["5", "6"], ["3", "4"]),
+    ({"type": "string", "pattern": "^a.b$"}, ['"a b"'], [r'"a\nb"', '"a\u2028b"']),
+    ({"type": ["object", "null"], "anyOf": [{"type": "object"}, {"type": "null"},
+      {"type": "string"}]}, ["{}", "null"], ['"a"']),
+    ({}, ["1", "{}", '[{"a": [null, "x", 1e5]}]', '" "'], ["", "{]", "nul"]),
+    (True, ["1"], ["x"]),
+    ({"anyOf": [{"const": "ab"}, {"const": "abc"}, {"type": "integer"}], "title": "t"},
+     ['"ab"', '"abc"', "12"], ['"a"', "null"]),
+]  # fmt: skip
+
+
+LOGIC: list[tuple[Any, list[str], list[str]]] = [
     # not
     ({"not": {"type": "string"}}, ["1", "null", "{}"], ['"a"']),
     ({"not": {"type": "integer"}}, ["1.5", "true", '"1"'], ["1", "1.0"]),
@@ -149,14 +253,14 @@ EXAMPLES: list[tuple[Any, list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("schema, legal, illegal", EXAMPLES)
+@pytest.mark.parametrize("schema, legal, illegal", [*EXAMPLES, *LOGIC])
 def test_examples(schema, legal, illegal):
     grammar = compile_schema(schema)
     assert [text for text in legal if not accepts(grammar, text)] == []
     assert [text for text in illegal if accepts(grammar, text)] == []
 
 
-@pytest.mark.parametrize("schema, legal, illegal", EXAMPLES)
+@pytest.mark.parametrize("schema, legal, illegal", LOGIC)
 def test_the_reference_reads_the_examples_so(schema, legal, illegal):
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     is_valid = kind(schema, format_checker=kind.FORMAT_CHECKER).is_valid
@@ -198,3 +302,99 @@ def test_formats(form, legal, illegal):
     grammar = compile_schema({"type": "string", "format": form})
     assert [text for text in legal if not accepts(grammar, f'"{text}"')] == []
     assert [text for text in illegal if accepts(grammar, f'"{text}"')] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"const": 1}, {"const": 1.0}]},
+        {"$ref": "https://example.com/other"},
+        {"$ref": "#/nowhere"},
+        {**CLOSED, "type": "object", "minProperties": 2},
+        {"type": "object", "required": ["a", "b"], "maxProperties": 1},
+        {"type": "string", "minLength": 2, "maxLength": 1},
+        {"type": "array", "minItems": 2, "maxItems": 1},
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"allOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "object", "minProperties": 2},
+        {"type": "string", "format": "regex"},
+        {"type": "string", "not": {"format": "time"}},
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        {"not": {"uniqueItems": True}},
+        {"type": "number", "multipleOf": 0.123456789},
+        {"not": {"unevaluatedProperties": False}},
+        {"not": {"minContains": 0}, "$schema": "http://json-schema.org/draft-07/schema#"},
+        {"type": "array", "minItems": 2, "uniqueItems": True, "items": {"const": 1}},
+        {"$recursiveRef": "#"},
+        {"prefixItems": [True], "$schema": "http://json-schema.org/draft-07/schema#"},
+        {"$defs": {"a": {"$id": "http://a.example/", "$schema": "http://b.example/"}}},
+        False,
+        # values that would contain themselves
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "array", "prefixItems": [{}, {"$ref": "#"}], "minItems": 2},
+        {"properties": {"a": {"$ref": "#/$defs/x"}},
+         "$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}},
+    ],
+)  # fmt: skip
+def test_what_is_not_ours_is_handed_on(schema):
+    with pytest.raises(UnsupportedSchemaError):
+        compile_schema(schema)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dates(datetime.date(1, 1, 1)),
+    st.times(),
+    st.integers(0, 23),
+    st.uuids(),
+    st.integers(0, 128),
+)
+def test_formats_hold_what_is_in_them(date, moment, offset, uuid, shift):
+    for form, text in {
+        "date": date.isoformat(),
+        "time": f"{moment.isoformat()}+{offset:02}:30",
+        "date-time": f"{date.isoformat()}T{moment.isoformat()}Z",
+        "uuid": str(uuid),
+        "ipv4": ".".join(str(b) for b in uuid.bytes[:4]),
+        "ipv6": str(ipaddress.IPv6Address(uuid.int >> shift)),
+        "uri": f"http://[{ipaddress.IPv6Address(uuid.int >> shift << shift)}]:80/",
+    }.items():
+        assert accepts(compile_schema({"type": "string", "format": form}), f'"{text}"'), text
+
+
+@pytest.mark.parametrize(
+    "form, text",
+    [
+        ("date", "2023-02-29"), ("date", "2023-13-01"), ("date", "1900-02-29"),
+        ("date", "2023-1-1"),
+        ("time", "24:00:00Z"), ("time", "10:00:00"), ("date-time", "2023-01-01"),
+        ("time", "22:59:60Z"), ("time", "23:59:60+01:00"), ("date-time", "1998-12-31T23:58:60Z"),
+        ("ipv6", "1::2::3"), ("ipv6", "1:2:3:4:5:6:7"), ("ipv6", "::12345"), ("ipv6", "::1.2.3"),
+        ("ipv6", "1:2:3:4:5:6:7:8::"), ("ipv6", "::1%eth0"), ("uri", "http://[::01.2.3.4]"),
+        ("ipv4", "256.1.1.1"), ("ipv4", "01.1.1.1"), ("uuid", "0" * 32), ("email", "a@"),
+        ("email", "a"), ("hostname", "-a.b"), ("hostname", "a..b"), ("hostname", "a" * 64),
+    ],
+)  # fmt: skip
+def test_formats_refuse_what_is_not_in_them(form, text):
+    assert not accepts(compile_schema({"type": "string", "format": form}), f'"{text}"')
+
+
+@pytest.mark.parametrize("day", ["2000-02-29", "2024-02-29"])
+def test_leap_days_are_days(day):
+    assert accepts(compile_schema({"type": "string", "format": "date"}), f'"{day}"')
+
+
+def test_numbers_of_many_digits_keep_them_all():
+    bound = 12345678901234567890123456789012345
+    grammar = compile_schema({"type": "integer", "minimum": bound})
+    assert accepts(grammar, str(bound)) and not accepts(grammar, str(bound - 1))
+
+
+def test_a_decimal_bound_is_exact():
+    grammar = compile_schema({"type": "number", "exclusiveMinimum": 0.1})
+    assert not accepts(grammar, "0.1") and not accepts(grammar, "0.10")
+    assert accepts(grammar, str(Decimal("0.1") + Decimal("1e-20")))
