@@ -11,8 +11,6 @@ from fastapi import FastAPI
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeResponse
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 
 from sgl_vllm.routes import SglEndpointPlugin
 
@@ -20,23 +18,6 @@ from sgl_vllm.routes import SglEndpointPlugin
 def tokens_of(text: str) -> list[int]:
     """This engine's tokens are characters."""
     return [ord(character) for character in text]
-
-
-def engine_request(params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
-    """As vLLM's server sends it to an engine."""
-    defaults = {
-        "request_id": "a",
-        "external_req_id": fields.get("request_id", "a"),
-        "prompt_token_ids": list(range(100)),
-        "mm_features": None,
-        "sampling_params": params or SamplingParams(),
-        "pooling_params": None,
-        "arrival_time": 0.0,
-        "lora_request": None,
-        "cache_salt": None,
-        "data_parallel_rank": None,
-    }
-    return EngineCoreRequest(**{**defaults, **fields})
 
 
 def node(parent: int | None, num_tokens: int, **fields: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
+from tests.engine_request import engine_request
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler
 from tools.engine_harness.settings import HEADS, SGL, STOCK, EngineSettings
 
@@ -118,16 +118,11 @@ class LateCore(EngineCore):
         if params.structured_outputs is not None:  # as vLLM's frontend does
             params.structured_outputs._backend = "xgrammar"
         request, _ = self.preprocess_add_request(
-            EngineCoreRequest(
+            engine_request(
+                params,
                 request_id=name,
                 prompt_token_ids=list(prompt),
-                mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=0.0,
-                lora_request=None,
                 cache_salt=cache_salt,
-                data_parallel_rank=None,
                 priority=priority,
                 resumable=resumable,
             )

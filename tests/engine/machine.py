@@ -10,10 +10,10 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.scheduler.queue import OrderCounters
+from tests.engine_request import engine_request
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
 from tools.engine_harness.settings import SGL, EngineSettings
 
@@ -82,18 +82,11 @@ class Machine:
     ) -> Request:
         """Send a request. It gets `max_tokens` tokens that nobody else gets."""
         request = Request.from_engine_core_request(
-            EngineCoreRequest(
+            engine_request(
+                SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params),
                 request_id=name or next(self._names),
                 prompt_token_ids=list(prompt),
-                mm_features=None,
-                sampling_params=SamplingParams(
-                    temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params
-                ),
-                pooling_params=None,
-                arrival_time=0.0,
-                lora_request=None,
                 cache_salt=cache_salt,
-                data_parallel_rank=None,
                 priority=priority,
                 resumable=resumable,
             ),

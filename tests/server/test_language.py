@@ -7,7 +7,6 @@ import time
 
 import httpx
 import pytest
-from pydantic import BaseModel, Field
 
 import sgl_vllm as sgl
 from tests.server.conftest import API_KEY
@@ -19,11 +18,6 @@ METHODS = [
     sgl.greedy_token_selection,
     sgl.unconditional_likelihood_normalized,
 ]
-
-
-class City(BaseModel):
-    name: str = Field(max_length=8)
-    people: int = Field(ge=0, le=999)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +47,6 @@ def classify(s, method):
     s += sgl.select("kind", ENDINGS, choices_method=method)
 
 
-@sgl.function
-def city(s):
-    s += "A city as JSON: " + sgl.gen("city", max_tokens=200, json_schema=City)
-
-
 def test_a_program_with_everything_gives_the_same_on_stock_and_with_the_plugin(stock, plugin):
     first, second = (everything.run(temperature=0.0, backend=b) for b in (stock, plugin))
     for name in ("capital", "fact", "large", "year", "word"):
@@ -75,32 +64,6 @@ def test_a_select_has_the_same_scores_on_stock_and_with_the_plugin(stock, plugin
     for ours, theirs in zip(second["token_logprobs"], first["token_logprobs"], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert len(set(first["scores"])) == len(ENDINGS)
-
-
-def test_a_select_with_the_plugin_computes_its_prefix_once(server, plugin):
-    sgl.flush_cache(plugin)
-    before = server.counters()
-    state = classify.run(sgl.token_length_normalized, backend=plugin)
-    spent = server.counters() - before
-    # Endings of a token each are next tokens of one prompt.
-    assert spent.computed_prompt_tokens == spent.prompt_tokens > 100
-    assert state.usage.calls == 1
-
-
-def test_branches_find_their_prefix_cached(server, plugin):
-    @sgl.function
-    def program(s):
-        s += SHOTS
-        forks = s.fork(4)
-        forks += lambda i: f"Word: item{20 + i}\nKind:" + sgl.gen("kind", max_tokens=2)
-        forks.join()
-
-    sgl.flush_cache(plugin)
-    before = server.counters()
-    state = program.run(temperature=0.0, backend=plugin)
-    spent = server.counters() - before
-    assert state.usage.calls == 5
-    assert spent.computed_prompt_tokens < spent.prompt_tokens / 2
 
 
 def test_contexts_that_a_program_ends_count_as_unused_and_what_they_share_does_not(server, plugin):
@@ -167,10 +130,6 @@ def test_a_run_is_told_why_its_prompts_were_not_cached(server):
         missed = sgl.why(state)
         assert cause in missed and sum(missed.values()) == spent.computed_prompt_tokens
     assert "the prompt differs from what is cached" in sgl.to_html(state)
-
-
-def test_a_pydantic_model_makes_an_instance(plugin):
-    assert isinstance(city.run(temperature=0.0, backend=plugin)["city"], City)
 
 
 DIFFERENT = {"type": "array", "items": {"enum": ["ab", "cd"]}, "uniqueItems": True}

@@ -113,11 +113,3 @@ def test_any_order_continues_what_the_server_has(server) -> None:
     plain = ask.run([third, first, second], False, backend=reference, temperature=0.0)
     assert state["a"] == plain["a"]
     assert state.messages() == plain.messages()
-
-
-def test_any_order_is_told_nothing_of_another_salt(server) -> None:
-    first, second, third, _ = documents("seven")
-    before, after = (sgl.VLLM(server.url, api_key=API_KEY, cache_salt=s) for s in ("7", "8"))
-    ask.run([third, first], False, backend=before, temperature=0.0)
-    (order,) = ask.run([first, second, third], True, backend=after, temperature=0.0).orders()
-    assert (order.order, order.source) == ((0, 1, 2), "given")

@@ -146,15 +146,21 @@ def test_masks_by_their_difference_to_another(everything, name, share, monkeypat
         check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
 
 
-def test_the_states_of_a_searched_pattern_take_one_walk_of_the_vocabulary(monkeypatch):
-    walked_from = []
+@pytest.fixture
+def walked_from(monkeypatch) -> list:
+    """The nodes of which walks of the vocabulary begin."""
+    begun = []
     walk = terminal_walks.walk
 
     def noted(trie_set, *args):
-        walked_from.append(trie_set)
+        begun.append(trie_set)
         return walk(trie_set, *args)
 
     monkeypatch.setattr(terminal_walks, "walk", noted)
+    return begun
+
+
+def test_the_states_of_a_searched_pattern_take_one_walk_of_the_vocabulary(walked_from, monkeypatch):
     pieces = [bytes([b]) for b in range(256)]
     pieces += [b"%c%c%c" % (a, b, c) for a in b"abcdefghij1" for b in b"rstu" for c in b"uvwxyz"]
     vocabulary = Vocabulary(pieces, len(pieces))
@@ -193,16 +199,8 @@ def test_tokens_of_any_length_are_offered_inside_strings():
 @pytest.mark.parametrize(
     ("name", "most"), [("wide, again and again", 2), ("wide, eight times", 9), ("wide, twice", 2)]
 )
-def test_a_wide_part_is_walked_once_from_each_node(name, most, monkeypatch):
+def test_a_wide_part_is_walked_once_from_each_node(name, most, walked_from):
     """However many ways lead to a node, and however long tokens are."""
-    walked_from = []
-    walk = terminal_walks.walk
-
-    def noted(trie_set, *args):
-        walked_from.append(trie_set)
-        return walk(trie_set, *args)
-
-    monkeypatch.setattr(terminal_walks, "walk", noted)
     pieces = [
         b"%s%s" % (b" " * n, letter) for n in range(40) for letter in (b"a", b"b", b"\xc3\xa9")
     ]

@@ -13,7 +13,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from sgl_vllm.routes import engines
-from tests.fake_engines import FakeClient, FakeEngine, engine_request
+from tests.engine_request import engine_request
+from tests.fake_engines import FakeClient, FakeEngine
 
 
 class SilentClient(FakeClient):

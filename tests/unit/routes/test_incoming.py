@@ -22,7 +22,8 @@ from sgl_vllm.routes import SglEndpointPlugin
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
 from sgl_vllm.scheduler.stats import EngineStats
-from tests.fake_engines import FakeEngine, engine_request, fake_server
+from tests.engine_request import engine_request
+from tests.fake_engines import FakeEngine, fake_server
 
 BLOCK = 16
 

@@ -54,13 +54,17 @@ def samples(stats: EngineStats | None) -> dict[str, float]:
     }
 
 
-def test_hits_are_labeled_by_tier() -> None:
+def test_hits_are_labeled_by_tier_times_come_with_their_counts_and_a_part_that_is_off_is_0() -> (
+    None
+):
+    tiers = {"whole_blocks": 128, "partial_block": 22, "host": 64, "disk": 32}
+    times = {"compile_seconds_count": 12, "compile_seconds_sum": 0.5}
+    times |= {"mask_seconds_count": 20, "mask_seconds_sum": 0.25}
+    expected = {f"tier_hit_tokens_total{{{tier}}}": number for tier, number in tiers.items()}
+    expected |= {"prefix_hit_tokens_total": 150, "part_on{radix}": 1, "part_on{jump_forward}": 0}
     found = samples(STATS)
-    assert found["sgl_vllm:tier_hit_tokens_total{whole_blocks}"] == 128
-    assert found["sgl_vllm:tier_hit_tokens_total{partial_block}"] == 22
-    assert found["sgl_vllm:tier_hit_tokens_total{host}"] == 64
-    assert found["sgl_vllm:tier_hit_tokens_total{disk}"] == 32
-    assert found["sgl_vllm:prefix_hit_tokens_total"] == 150
+    for name, number in (expected | times).items():
+        assert found[f"sgl_vllm:{name}"] == number, name
 
 
 def test_programs_of_all_engines_are_counted_by_state_and_by_nothing_else() -> None:
@@ -78,20 +82,6 @@ def test_programs_of_all_engines_are_counted_by_state_and_by_nothing_else() -> N
         "sgl_vllm:programs{unknown}": 0,
         "sgl_vllm:programs{ended}": 1,
     }
-
-
-def test_times_come_with_their_counts() -> None:
-    found = samples(STATS)
-    assert found["sgl_vllm:compile_seconds_count"] == 12
-    assert found["sgl_vllm:compile_seconds_sum"] == 0.5
-    assert found["sgl_vllm:mask_seconds_count"] == 20
-    assert found["sgl_vllm:mask_seconds_sum"] == 0.25
-
-
-def test_a_part_that_is_off_is_a_zero() -> None:
-    found = samples(STATS)
-    assert found["sgl_vllm:part_on{radix}"] == 1
-    assert found["sgl_vllm:part_on{jump_forward}"] == 0
 
 
 def test_what_an_engine_does_not_count_is_not_exported() -> None:

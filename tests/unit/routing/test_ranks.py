@@ -65,20 +65,13 @@ def test_unfinished_requests_are_load_and_a_shared_prefix_spreads_when_it_pays()
     assert chosen[0] == home and {*chosen} == {0, 1}
 
 
-def test_requests_of_other_api_servers_are_load():
+@pytest.mark.parametrize("num_running", [40, 1], ids=["of other API servers", "its own, ended"])
+def test_only_requests_of_other_api_servers_are_load(num_running):
     plain = client(count=2)
     router = RankRouter(plain)
     home = serve(router, "first", SYSTEM)
-    plain.lb_engines = [[0, 40, 0.1] if rank == home else [0, 0, 0.0] for rank in range(2)]
-    assert serve(router, "second", [*SYSTEM, 1]) == 1 - home
-
-
-def test_own_requests_that_have_ended_do_not_count_as_others():
-    plain = client(count=2)
-    router = RankRouter(plain)
-    home = serve(router, "first", SYSTEM)
-    plain.lb_engines = [[0, 1, 0.1] if rank == home else [0, 0, 0.0] for rank in range(2)]
-    assert serve(router, "second", [*SYSTEM, 1]) == home
+    plain.lb_engines = [[0, num_running, 0.1] if rank == home else [0, 0, 0.0] for rank in range(2)]
+    assert serve(router, "second", [*SYSTEM, 1]) == (1 - home if num_running > 1 else home)
 
 
 @pytest.mark.parametrize(
