@@ -196,22 +196,6 @@ def test_an_abort_leaves_what_was_computed(engine, num_steps, expected):
     assert in_tree(engine, tokens) == expected
 
 
-def test_an_abort_of_a_preempted_request_leaves_nothing_wrong(engine):
-    prompts = {f"{seed}": words(160, seed) for seed in range(5)}
-    expected = {name: answer(engine, prompt, 60) for name, prompt in prompts.items()}
-    assert engine.llm.reset_prefix_cache()
-    for name, prompt in prompts.items():
-        begin(engine, name, prompt, max_tokens=60, num_steps=0)
-    preempted = None
-    while preempted is None:
-        engine.llm.llm_engine.step()
-        waiting = [r for r in engine.scheduler.waiting if r.status == RequestStatus.PREEMPTED]
-        preempted = waiting[0] if waiting else None
-    (name,) = [n for n, prompt in prompts.items() if prompt == preempted.prompt_token_ids]
-    engine.llm.llm_engine.abort_request([name])
-    rest = finish(engine)
-    assert rest == {n: tokens for n, tokens in expected.items() if n != name}
-    assert answer(engine, prompts[name], 60) == expected[name]
 
 
 @pytest.mark.parametrize("defer_block_free", [False, True])
