@@ -1,7 +1,7 @@
 """The requests of the self-check.
 
 Owns their prompts, formats and lengths, which fit every engine that `Shape.why_not` accepts. Does
-not own how they are sent (`driver.py`) or what is compared (`stages.py`). Pure.
+not own how they are sent (`driver.py`) or what is compared (`stages.py`).
 
 A prompt is random tokens, repeated: a trained model continues the repetition, so the next
 tokens are nearly certain if the KV cache holds the first half, and not if it holds anything else.
@@ -27,6 +27,16 @@ TAIL_TOKENS = 3
 PLAIN_TOKENS = 10
 TEXT_TOKENS = 160
 CHOICE_TOKENS = 4
+
+_NAMES = ("Alice", "Bernard", "Charlotte", "Dimitri")
+_CITIES = ("Berlin", "Lisbon", "Madrid", "Toronto")
+
+FORMATS = (
+    Language(('{"name": "', _NAMES, '", "city": "', _CITIES, '", "ok": ', ("true", "false"), "}")),
+    Language((_CITIES, " is the answer, and the confidence is ", ("high", "medium"), ".")),
+    Language(("The color of the house is ", ("red", "green"), " and its owner is ", _NAMES)),
+)
+"""Forced at the start, between choices and at the end; and not at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +115,8 @@ def hits(shape: Shape) -> list[Canary]:
     """Continue these prefixes, several of them in one step, each in two ways."""
     goes_on = [repeated(shape, seed, shape.shared, TAIL_TOKENS) for seed in range(NUM_PREFIXES)]
     turns = [
-        repeated(shape, seed, shape.shared) + repeated(shape, 100 + seed, TAIL_TOKENS)
-        for seed in range(NUM_PREFIXES)
+        prefix.prompt + repeated(shape, 100 + seed, TAIL_TOKENS)
+        for seed, prefix in enumerate(prefixes(shape))
     ]
     return [
         *(Canary(prompt, PLAIN_TOKENS) for prompt in goes_on),
@@ -114,29 +124,10 @@ def hits(shape: Shape) -> list[Canary]:
     ]
 
 
-def background(shape: Shape, count: int, max_tokens: int) -> list[Canary]:
-    """Short prompts that decode beside others."""
-    return [
-        Canary(repeated(shape, 200 + seed, shape.short - seed), max_tokens, after_steps=seed)
-        for seed in range(count)
-    ]
-
-
-_NAMES = ("Alice", "Bernard", "Charlotte", "Dimitri")
-_CITIES = ("Berlin", "Lisbon", "Madrid", "Toronto")
-
-FORMATS = (
-    Language(('{"name": "', _NAMES, '", "city": "', _CITIES, '", "ok": ', ("true", "false"), "}")),
-    Language((_CITIES, " is the answer, and the confidence is ", ("high", "medium"), ".")),
-    Language(("The color of the house is ", ("red", "green"), " and its owner is ", _NAMES)),
-)
-"""Forced at the start, between choices and at the end; and not at the start."""
-
-
 def structured(shape: Shape) -> list[Canary]:
     """Constrained requests, some of the same format, between requests without one."""
     room = shape.max_model_len - shape.short - 8
-    beside = background(shape, 3, min(room, 2 * PLAIN_TOKENS))
+    beside = _background(shape, 3, min(room, 2 * PLAIN_TOKENS))
     constrained = [
         Canary(
             repeated(shape, 300 + number, shape.short - number % 3),
@@ -152,14 +143,25 @@ def structured(shape: Shape) -> list[Canary]:
     ]
 
 
-def scored(shape: Shape, seed: int) -> list[Canary]:
-    """Choices after a common prefix that ends inside a block, as vLLM scores them; beside requests
-    that decode."""
+def scored(shape: Shape, *, by_select: bool) -> list[Canary]:
+    """Choices after a common prefix that ends inside a block; beside requests that decode."""
+    seed = 400
     prefix = repeated(shape, seed, shape.shared)
     goes_on = repeated(shape, seed, shape.shared, CHOICE_TOKENS)
     others = [prefix + repeated(shape, seed + number, CHOICE_TOKENS) for number in (1, 2)]
-    scores = [Canary(prompt, 1, 1, scores_from=len(prefix)) for prompt in (goes_on, *others)]
-    return [*background(shape, 2, PLAIN_TOKENS // 2), *scores]
+    choices = [
+        Canary(prompt, 1, after_steps=1, scores_from=len(prefix), by_select=by_select)
+        for prompt in (goes_on, *others)
+    ]
+    return [*_background(shape, 2, PLAIN_TOKENS // 2), *choices]
+
+
+def _background(shape: Shape, count: int, max_tokens: int) -> list[Canary]:
+    """Short prompts that decode beside others."""
+    return [
+        Canary(repeated(shape, 200 + seed, shape.short - seed), max_tokens, after_steps=seed)
+        for seed in range(count)
+    ]
 
 
 def at_once(canaries: Sequence[Canary]) -> list[Canary]:
@@ -170,8 +172,3 @@ def at_once(canaries: Sequence[Canary]) -> list[Canary]:
 def cold(canaries: Sequence[Canary]) -> list[Canary]:
     """The same, computed from the first token on."""
     return [replace(canary, reads_cache=False) for canary in canaries]
-
-
-def selected(canaries: Sequence[Canary]) -> list[Canary]:
-    """The same, scored by `select`."""
-    return [replace(canary, by_select=True) for canary in canaries]

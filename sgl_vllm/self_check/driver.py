@@ -1,14 +1,15 @@
 """Canaries through the engine core's own steps.
 
-Owns how they become vLLM's requests, that a run ends (`StepLimits`), and that the engine is idle
-afterwards, whatever happens. Does not own which canaries run or what is compared (`stages.py`).
+Owns how they become vLLM's requests, and that a run ends (`StepLimits`). Does not own which run and
+what is compared (`stages.py`), or what a run that fails leaves behind (`engine_state.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,8 @@ from vllm.v1.request import Request
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.self_check.canaries import Canary
 from sgl_vllm.self_check.comparison import Answer, Row
-from sgl_vllm.self_check.engine_state import end_steps, take_out
-from sgl_vllm.self_check.grammar import ListedGrammar
-from sgl_vllm.self_check.language import TokenTable
+from sgl_vllm.self_check.engine_state import has_work
+from sgl_vllm.self_check.language import ListedGrammar, TokenTable
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -54,50 +54,24 @@ class StepLimits:
     all_s: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """What structured canaries need of the tokenizer.
+class Driver:
+    """Runs canaries on an engine core that serves nothing else meanwhile. Records which tokens are
+    forced, as a `JumpListener`.
 
     Attributes:
-        end_token: ends a text.
+        table: of the tokenizer; None if the engine has none. Then there are no structured canaries.
+        num_passes: forward passes so far.
     """
 
-    table: TokenTable
-    end_token: int
-
-
-class JumpRecorder:
-    """Records which tokens of which canary were forced (`JumpListener`), jumped over or not."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, list[tuple[int, int]]] = {}
-
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        if start < end:
-            self.runs.setdefault(request.request_id, []).append((start, end))
-
-
-class Driver:
-    """Runs canaries on an engine core that serves nothing else meanwhile.
-
-    Args:
-        text: None if the engine has no tokenizer; then there are no structured canaries.
-        limits: when a run counts as hanging.
-    """
-
-    def __init__(
-        self, engine: EngineCore, text: Text | None, limits: StepLimits | None = None
-    ) -> None:
+    def __init__(self, engine: EngineCore, limits: StepLimits | None) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
         self._limits = limits or StepLimits()
         self._num_sent = 0
         self._begun = time.monotonic()
-        self.text = text
-        self.recorder = JumpRecorder()
-        self.num_steps = 0
-
-    # -- runs -------------------------------------------------------------------------------------
+        self._forced: dict[str, list[int]] = {}
+        self.table: TokenTable | None = None
+        self.num_passes = 0
 
     def run(
         self,
@@ -107,7 +81,7 @@ class Driver:
         forced: Sequence[Mapping[int, int]] = (),
         rows: bool = True,
     ) -> list[Answer]:
-        """The answers to `canaries`, in their order. The engine is idle afterwards.
+        """The answers to `canaries`, in their order. Unless it fails, the engine is idle then.
 
         Args:
             reference: formats are enforced by `ListedGrammar`, not by what is under test.
@@ -117,70 +91,67 @@ class Driver:
         Raises:
             RunFailed: names what happened.
         """
-        self.recorder.runs.clear()
+        self._forced.clear()
         answers = [Answer() for _ in canaries]
-        requests: dict[str, tuple[Request, Answer]] = {}
+        sent: dict[str, tuple[Canary, Request, Answer]] = {}
         waiting = sorted(range(len(canaries)), key=lambda one: canaries[one].after_steps)
         started = last_pass = time.monotonic()
-        num_steps = 0
         try:
-            while waiting or self._has_work():
+            for num_steps in itertools.count():
                 while waiting and (
-                    canaries[waiting[0]].after_steps <= num_steps or not self._has_work()
+                    canaries[waiting[0]].after_steps <= num_steps or not has_work(self._engine)
                 ):
                     number = waiting.pop(0)
                     told = forced[number] if forced else {}
                     request = self._request(canaries[number], reference, told, rows)
-                    requests[request.request_id] = (request, answers[number])
+                    sent[request.request_id] = canaries[number], request, answers[number]
                     self._scheduler.add_request(request)
-                outputs, has_run = self._step()
-                num_steps += 1
-                now = time.monotonic()
+                if not has_work(self._engine):
+                    break
+                results, has_run = self._engine.step_fn()
+                self._engine.post_step(has_run)
+                self.num_passes += has_run
+                for output in (one for many in (results or {}).values() for one in many.outputs):
+                    if output.request_id in sent:
+                        _add(output, sent[output.request_id][2])
                 if has_run:
-                    last_pass = now
+                    last_pass = time.monotonic()
                 else:
                     time.sleep(0.0005)
-                for output in outputs:
-                    if output.request_id in requests:
-                        _add(output, *requests[output.request_id])
-                if now - started > self._limits.run_s:
-                    raise RunFailed(f"not done after {self._limits.run_s:g} s")
-                if now - last_pass > self._limits.stalled_s:
-                    raise RunFailed(f"nothing ran for {self._limits.stalled_s:g} s")
-                if now - self._begun > self._limits.all_s:
-                    raise RunFailed(f"the whole check takes more than {self._limits.all_s:g} s")
+                self._require_time(started, last_pass)
         except RunFailed:
-            self.stop(request for request, _ in requests.values())
             raise
         except Exception as error:
             logger.exception("sgl-vllm: the self-check's requests failed")
-            self.stop(request for request, _ in requests.values())
             raise RunFailed(f"{type(error).__name__}: {error}"[:300]) from error
-        for request_id, (request, answer) in requests.items():
+        for canary, request, answer in sent.values():
             answer.num_preemptions = request.num_preemptions
-            answer.forced = self.recorder.runs.get(request_id, [])
-        for canary, answer in zip(canaries, answers, strict=True):
-            if canary.scores_from is not None and not canary.by_select:  # vLLM scores all
-                answer.scores = answer.scores[canary.scores_from - 1 :]
+            places = self._forced.get(request.request_id, ())
+            answer.forced = [place for place in places if place < len(answer.tokens)]
+            if canary.scores_from is not None:
+                skipped = 0 if canary.by_select else canary.scores_from - 1  # vLLM scores all
+                answer.rows = answer.rows[skipped:]
+                answer.tokens = [*(next(iter(row)) for row in answer.rows), *answer.tokens]
         return answers
 
-    def stop(self, requests: Iterable[Request]) -> None:
-        """Take a run that has failed out of the engine, whatever state it is in."""
-        requests = [*requests]
-        with contextlib.suppress(Exception):
-            self._engine.abort_requests([request.request_id for request in requests])
-        take_out(self._scheduler, requests)
-        deadline = time.monotonic() + self._limits.stalled_s
-        while self._has_work() and time.monotonic() < deadline:
-            try:
-                self._step()
-            except Exception:
-                logger.debug("a step after a failed run failed, too", exc_info=True)
-                if self._engine.batch_queue:
-                    self._engine.batch_queue.clear()
-                with contextlib.suppress(Exception):  # what a pass waits for that was not sampled
-                    self._engine.model_executor.sample_tokens(None)
-        end_steps(self._scheduler)
+    def _require_time(self, started: float, last_pass: float) -> None:
+        """
+        Raises:
+            RunFailed: a run takes too long.
+        """
+        now, limits = time.monotonic(), self._limits
+        if now - started > limits.run_s:
+            raise RunFailed(f"not done after {limits.run_s:g} s")
+        if now - last_pass > limits.stalled_s:
+            raise RunFailed(f"nothing ran for {limits.stalled_s:g} s")
+        if now - self._begun > limits.all_s:
+            raise RunFailed(f"the whole check takes more than {limits.all_s:g} s")
+
+    def jumped(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the output of `request` were forced, jumped over or not."""
+        self._forced.setdefault(request.request_id, []).extend(range(start, end))
+
+    # -- conditions of a run ----------------------------------------------------------------------
 
     def empty_cache(self) -> None:
         """Empty the prefix cache. Only at idle.
@@ -217,29 +188,17 @@ class Driver:
         finally:
             scheduler.max_num_scheduled_tokens = usual
 
-    # -- a step -----------------------------------------------------------------------------------
-
-    def _has_work(self) -> bool:
-        return self._scheduler.has_requests() or bool(self._engine.batch_queue)
-
-    def _step(self) -> tuple[list[EngineCoreOutput], bool]:
-        results, has_run = self._engine.step_fn()
-        self._engine.post_step(has_run)
-        self.num_steps += has_run
-        return [output for one in (results or {}).values() for output in one.outputs], has_run
-
     # -- requests ---------------------------------------------------------------------------------
 
     def _request(
         self, canary: Canary, reference: bool, forced: Mapping[int, int], rows: bool
     ) -> Request:
         self._num_sent += 1
-        params = self._params(canary, rows)
         request = EngineCoreRequest(
             request_id=f"{ID_PREFIX}{self._num_sent}",
             prompt_token_ids=list(canary.prompt),
             mm_features=None,
-            sampling_params=params,
+            sampling_params=self._params(canary, rows),
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
@@ -250,10 +209,9 @@ class Driver:
         if canary.language is None or not reference:
             return self._engine.preprocess_add_request(request)[0]
         made = Request.from_engine_core_request(request, self._engine.request_block_hasher)
-        assert self.text is not None and made.structured_output_request is not None
-        made.structured_output_request.grammar = ListedGrammar(
-            canary.language, self.text.table, {self.text.end_token}, forced
-        )
+        assert self.table is not None and made.structured_output_request is not None
+        grammar = ListedGrammar(canary.language, self.table, forced)
+        made.structured_output_request.grammar = grammar
         return made
 
     def _params(self, canary: Canary, rows: bool) -> SamplingParams:
@@ -261,7 +219,6 @@ class Driver:
         if canary.language is not None:
             constraint = StructuredOutputsParams(regex=canary.language.regex)
             constraint._backend = "xgrammar"  # as vLLM's frontend does; ours is in place already
-        asks_select = canary.by_select and canary.scores_from is not None
         params = SamplingParams(
             temperature=0,
             seed=0,  # greedy requests need none, but without one vLLM's V2 runner draws a number
@@ -269,21 +226,20 @@ class Driver:
             ignore_eos=canary.language is None,
             logprobs=NUM_LIKELIEST if rows and canary.scores_from is None else None,
             prompt_logprobs=None if canary.scores_from is None else 0,
-            extra_args={SCORE_FROM: canary.scores_from} if asks_select else None,
+            extra_args={SCORE_FROM: canary.scores_from} if canary.by_select else None,
             structured_outputs=constraint,
             skip_reading_prefix_cache=not canary.reads_cache or None,
             output_kind=RequestOutputKind.FINAL_ONLY,  # not a stream: a jump may end its text
         )
-        params.update_from_generation_config({}, self.text.end_token if self.text else None)
+        params.update_from_generation_config({}, self.table.end if self.table else None)
         return params
 
 
-def _add(output: EngineCoreOutput, request: Request, answer: Answer) -> None:
+def _add(output: EngineCoreOutput, answer: Answer) -> None:
     answer.tokens += output.new_token_ids
-    if output.new_logprobs is not None:
-        answer.rows += _rows(output.new_logprobs)
-    if output.new_prompt_logprobs_tensors is not None:
-        answer.scores += _rows(output.new_prompt_logprobs_tensors)
+    for logprobs in (output.new_prompt_logprobs_tensors, output.new_logprobs):
+        if logprobs is not None:
+            answer.rows += _rows(logprobs)
     if output.prefill_stats is not None:
         answer.num_cached_tokens = output.prefill_stats.num_cached_tokens
     if output.finish_reason is not None:

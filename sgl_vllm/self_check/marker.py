@@ -33,12 +33,6 @@ def default_folder() -> Path:
     return cache / "sgl_vllm" / "self_check"
 
 
-def key_of(facts: Mapping[str, object]) -> str:
-    """A name for a configuration: equal facts have equal names."""
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 class Marker:
     """The marker files of one configuration.
 
@@ -50,7 +44,8 @@ class Marker:
     def __init__(self, folder: Path, facts: Mapping[str, object]) -> None:
         self._folder = folder
         self._facts = facts
-        self._key = key_of(facts)
+        text = json.dumps(facts, sort_keys=True, default=str)
+        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def abandoned(self) -> list[Path]:
         """The files of checks that their engine did not survive."""
@@ -61,8 +56,7 @@ class Marker:
     def forget(self) -> None:
         """Remove the files of checks that their engine did not survive, to try again."""
         for path in self.abandoned():
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -76,22 +70,21 @@ class Marker:
         except OSError:
             yield
             return
+        is_alive = True
         try:
             with _removed_at_a_stop(path):
                 yield
         except DeviceLost:
+            is_alive = False
             raise
-        except BaseException:
-            _remove(path)
-            raise
-        else:
-            _remove(path)
         finally:
+            if is_alive:
+                _remove(path)
             os.close(handle)
 
     def _begin(self) -> tuple[Path, int]:
-        """Write and lock a file, and give it its name only then: a file without
-        a lock would count as abandoned."""
+        """Write and lock a file, and give it its name only then: a file without a lock would count
+        as abandoned."""
         self._folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(".tmp", "new-", self._folder)
         path = Path(name)
@@ -99,13 +92,11 @@ class Marker:
             fcntl.flock(handle, fcntl.LOCK_EX)
             os.write(handle, json.dumps(self._facts, indent=1, default=str).encode())
             os.fsync(handle)
-            named = path.with_name(f"{self._key}-{path.stem}.json")
-            path.rename(named)
+            return path.rename(path.with_name(f"{self._key}-{path.stem}.json")), handle
         except BaseException:
             os.close(handle)
             _remove(path)
             raise
-        return named, handle
 
 
 class DeviceLost(RuntimeError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -54,26 +53,28 @@ def plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
 
 def _plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
     wanted = options.self_check
-    if wanted == "off" or (wanted == "auto" and is_proven(scheduler)):
-        return Plan()
-    unproven = f"not verified on a GPU with {_how_it_runs(scheduler)}"
-    if (reason := why_impossible(scheduler)) or (
-        wanted == "auto" and (reason := why_unwanted(scheduler))
-    ):
-        needed = scheduler.use_v2_model_runner or _is_async(scheduler)
-        needed |= not speculation.is_tested(scheduler.vllm_config)
-        off = f"{unproven}, and not checked here: {reason}"
-        return Plan(off=dict.fromkeys(NEED_CHECK, off) if needed else {})
-    if wanted == "auto" and (abandoned := marker_for(scheduler, options).abandoned()):
-        return Plan(off=dict.fromkeys(CHECKED, why_abandoned(abandoned[0])))
-    return Plan(runs=True)
-
-
-def is_proven(scheduler: SchedulerFacts) -> bool:
-    """Whether the project's own tests run on this device, runner, scheduling and speculation."""
+    is_async, is_v2 = _is_async(scheduler), scheduler.use_v2_model_runner
+    is_tested = speculation.is_tested(scheduler.vllm_config)
     on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
-    is_usual = on_cpu and not scheduler.use_v2_model_runner and not _is_async(scheduler)
-    return is_usual and speculation.is_tested(scheduler.vllm_config)
+    is_proven = on_cpu and not is_v2 and not is_async and is_tested  # by the project's own tests
+    if wanted == "off" or (wanted == "auto" and is_proven):
+        return Plan()
+    reason = why_impossible(scheduler)
+    if reason is None and wanted == "auto" and (name := unfit(scheduler.connectors)):
+        reason = f"{name} might store its requests (self_check=on checks nevertheless)"
+    if reason is not None:
+        how = f"the V1 model runner and {'a' if is_async else ''}synchronous scheduling"
+        how = "vLLM's V2 model runner" if is_v2 else how
+        off = f"not verified on a GPU with {how}, and not checked here: {reason}"
+        needs_check = NEED_CHECK if is_v2 or is_async or not is_tested else ()
+        return Plan(off=dict.fromkeys(needs_check, off))
+    if wanted == "auto" and (abandoned := marker_for(scheduler, options).abandoned()):
+        off = (
+            "the engine died during its last self-check here; to try again, delete "
+            f"{abandoned[0]} or set self_check=on"
+        )
+        return Plan(off=dict.fromkeys(CHECKED, off))
+    return Plan(runs=True)
 
 
 def why_impossible(scheduler: SchedulerFacts) -> str | None:
@@ -92,30 +93,21 @@ def why_impossible(scheduler: SchedulerFacts) -> str | None:
     return None
 
 
-def why_unwanted(scheduler: SchedulerFacts) -> str | None:
-    """Why canaries would be seen outside the engine; None if they would not."""
-    if name := unfit(scheduler.connectors):
-        return f"{name} might store its requests (self_check=on checks nevertheless)"
-    return None
-
-
-def why_abandoned(path: Path) -> str:
-    return (
-        f"the engine died during its last self-check here; to try again, delete {path} "
-        "or set self_check=on"
-    )
-
-
-def marker_for(scheduler: SchedulerFacts, options: Options, folder: Path | None = None) -> Marker:
+def marker_for(scheduler: SchedulerFacts, options: Options) -> Marker:
     """The marker of this model, device, configuration and these versions."""
-    return Marker(folder or default_folder(), facts_of(scheduler, options))
+    return Marker(default_folder(), facts_of(scheduler, options))
 
 
 def facts_of(scheduler: SchedulerFacts, options: Options) -> dict[str, object]:
     """What an engine is: what the result of a check may depend on."""
     config = scheduler.vllm_config
     model, parallel, vllm = config.model_config, config.parallel_config, installed_vllm()
-    device_type = config.device_config.device_type
+    device = config.device_config.device_type
+    if device != "cpu":
+        try:
+            device = current_platform.get_device_name()
+        except Exception:  # a driver without the library that is asked
+            device = "unknown"
     return {
         "sgl_vllm": __version__,
         "vllm": vllm.version if vllm else "unknown",
@@ -124,7 +116,7 @@ def facts_of(scheduler: SchedulerFacts, options: Options) -> dict[str, object]:
         "quantization": model.quantization,
         "max_model_len": model.max_model_len,
         "enforce_eager": model.enforce_eager,
-        "device": _device_name() if device_type != "cpu" else "cpu",
+        "device": device,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "data_parallel_index": parallel.data_parallel_index,
@@ -137,18 +129,5 @@ def facts_of(scheduler: SchedulerFacts, options: Options) -> dict[str, object]:
     }
 
 
-def _device_name() -> str:
-    try:
-        return current_platform.get_device_name()
-    except Exception:  # a driver without the library that is asked
-        return "unknown"
-
-
 def _is_async(scheduler: SchedulerFacts) -> bool:
     return bool(scheduler.vllm_config.scheduler_config.async_scheduling)
-
-
-def _how_it_runs(scheduler: SchedulerFacts) -> str:
-    if scheduler.use_v2_model_runner:
-        return "vLLM's V2 model runner"
-    return f"the V1 model runner and {'a' if _is_async(scheduler) else ''}synchronous scheduling"

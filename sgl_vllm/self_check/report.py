@@ -6,38 +6,60 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any  # Any: JSON
 
-AGREES, DISAGREES = "agrees", "disagrees"
+SLOWER = 1.1
+"""A part is reported as slower if it takes more than this many times as long as vLLM without it."""
 
 
 @dataclass(slots=True)
 class PartReport:
-    """One part's stage.
+    """What was found of one part. A part with problems is switched off.
 
     Attributes:
-        outcome: `AGREES`; or `DISAGREES`, and the part is off.
-        problems: what differed.
-        num_compared, num_ties, largest_difference: of the comparison (`comparison.Agreement`).
+        problems: what differed, one sentence each.
+        num_compared: positions at which the reference had the same token, or a tie.
+        num_ties: answers that leave the reference where two tokens are equally likely.
+        num_measured, largest_difference, total_difference: of log-probabilities.
         with_s, without_s: seconds for the same requests with the part and without; 0 if not timed.
         notes: what the requests have reached, such as hits or preemptions.
     """
 
     name: str
-    outcome: str = AGREES
     problems: list[str] = field(default_factory=list)
     num_compared: int = 0
     num_ties: int = 0
+    num_measured: int = 0
     largest_difference: float = 0.0
+    total_difference: float = 0.0
     with_s: float = 0.0
     without_s: float = 0.0
-    is_slower: bool = False
     notes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def agrees(self) -> bool:
+        return not self.problems
+
+    @property
+    def outcome(self) -> str:
+        return "agrees" if self.agrees else "disagrees"
+
+    @property
+    def is_slower(self) -> bool:
+        return self.without_s > 0 and self.with_s > SLOWER * self.without_s
+
+    @property
+    def mean_difference(self) -> float:
+        return self.total_difference / max(self.num_measured, 1)
+
+    def measure(self, difference: float) -> None:
+        self.num_measured += 1
+        self.largest_difference = max(self.largest_difference, difference)
+        self.total_difference += difference
 
     @property
     def line(self) -> str:
         """The part in one line."""
-        found = [f"{self.num_compared} tokens compared"]
+        found = [*self.problems[:1], f"{self.num_compared} tokens compared"]
         if self.num_ties:
             found.append(f"{self.num_ties} ties")
         found.append(f"largest difference {self.largest_difference:.2g}")
@@ -46,8 +68,12 @@ class PartReport:
             found.append(f"{self.with_s:.3f} s, without it {self.without_s:.3f} s")
         if self.is_slower:
             found.append("slower than without it for these short requests")
-        outcome = self.outcome.upper() if self.outcome != AGREES else self.outcome
-        return f"{self.name}: {outcome} ({'; '.join([*self.problems[:1], *found])})"
+        outcome = self.outcome if self.agrees else self.outcome.upper()
+        return f"{self.name}: {outcome} ({'; '.join(found)})"
+
+    def to_json(self) -> dict[str, object]:
+        computed = {"outcome": self.outcome, "is_slower": self.is_slower}
+        return {**dataclasses.asdict(self), **computed}
 
 
 @dataclass(slots=True)
@@ -73,11 +99,7 @@ class CheckReport:
     @property
     def agrees(self) -> bool:
         """Whether parts were compared, and all of them agree."""
-        return (
-            not self.error
-            and bool(self.parts)
-            and all(part.outcome == AGREES for part in self.parts)
-        )
+        return not self.error and bool(self.parts) and all(part.agrees for part in self.parts)
 
     @property
     def verdict(self) -> str:
@@ -88,7 +110,8 @@ class CheckReport:
         return "all parts agree" if self.agrees else "DISAGREES"
 
     def to_json(self) -> str:
-        content: dict[str, Any] = {"agrees": self.agrees, **dataclasses.asdict(self)}
+        parts = [part.to_json() for part in self.parts]
+        content = {"agrees": self.agrees, **dataclasses.asdict(self), "parts": parts}
         return json.dumps(content, indent=2, default=str)
 
     def to_text(self) -> str:

@@ -15,51 +15,33 @@ what a request computes is cached, even if the request does not read the cache.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sgl_vllm.self_check import canaries as make
 from sgl_vllm.self_check.canaries import Canary, Shape
-from sgl_vllm.self_check.comparison import Agreement, Answer, compare, tolerance_of
+from sgl_vllm.self_check.comparison import Answer, compare, tolerance_of
 from sgl_vllm.self_check.driver import Driver, RunFailed
-from sgl_vllm.self_check.language import forced_tokens, why_not_forced, why_not_in
+from sgl_vllm.self_check.report import PartReport
 
-SLOWER = 1.1
-"""A part is reported as slower if it takes more than this many times as long as vLLM without it."""
-
-
-class Switches(Protocol):
-    """Turns parts off for a while, at idle."""
-
-    def without(self, *parts: str) -> AbstractContextManager[None]: ...
+if TYPE_CHECKING:
+    from sgl_vllm.scheduler.assembly import Parts
 
 
-@dataclass(slots=True)
-class StageResult:
-    """What one stage has found.
-
-    Attributes:
-        agreement: the comparisons; their problems are the reason to switch the part off.
-        with_s, without_s: seconds for the same requests with the part and without; 0 if not timed.
-        notes: what the requests have reached, such as hits or preemptions.
-    """
-
-    part: str
-    agreement: Agreement = field(default_factory=Agreement)
-    with_s: float = 0.0
-    without_s: float = 0.0
-    notes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def problems(self) -> list[str]:
-        return self.agreement.problems
-
-    @property
-    def is_slower(self) -> bool:
-        return self.without_s > 0 and self.with_s > SLOWER * self.without_s
+@contextlib.contextmanager
+def without(parts: Parts, *names: str) -> Iterator[None]:
+    """While inside, `jump_forward` or `select` do nothing. Only at idle."""
+    jump, select = parts.jump, parts.select
+    if "jump_forward" in names:
+        parts.jump = None
+    if "select" in names:
+        parts.select = None
+    try:
+        yield
+    finally:
+        parts.jump, parts.select = jump, select
 
 
 class Stages:
@@ -68,25 +50,16 @@ class Stages:
     Args:
         dtype: the model's, such as "bfloat16".
         has_logprobs: whether log-probabilities and jumps can be asked for together.
-        rounds: how often each stage runs its requests.
     """
 
     def __init__(
-        self,
-        driver: Driver,
-        shape: Shape,
-        switches: Switches,
-        *,
-        dtype: str,
-        has_logprobs: bool,
-        rounds: int = 1,
+        self, driver: Driver, shape: Shape, parts: Parts, *, dtype: str, has_logprobs: bool
     ) -> None:
         self._driver = driver
         self._shape = shape
-        self._switches = switches
+        self._parts = parts
         self._dtype = dtype
         self._has_logprobs = has_logprobs
-        self._rounds = rounds
         self._cold: list[Answer] = []
         self._cold_s = 0.0
         self.noise = 0.0
@@ -95,24 +68,20 @@ class Stages:
     def tolerance(self) -> float:
         return tolerance_of(self._dtype, self.noise)
 
-    def run(self, part: str, result: StageResult) -> None:
-        """Run the stage of a part, and add to `result` what it finds.
+    def run(self, found: PartReport) -> None:
+        """Run the stage of a part, and add to `found` what it finds.
 
         Raises:
             RunFailed: a run did not finish.
         """
-        stage = {
+        stages = {
             "radix": self._radix,
             "fsm": self._fsm,
             "jump_forward": self._jump_forward,
             "select": self._select,
-        }[part]
-        for _ in range(self._rounds):
-            if not result.problems:
-                self._driver.empty_cache()
-                stage(result)
-
-    # -- radix ------------------------------------------------------------------------------------
+        }
+        self._driver.empty_cache()
+        stages[found.name](found)
 
     def measure_noise(self) -> None:
         """How much the answers of two batches without cache hits differ.
@@ -121,128 +90,119 @@ class Stages:
             RunFailed: their answers cannot be compared, so no part can be checked.
         """
         plain = make.cold(make.hits(self._shape))
-        with self._switches.without("jump_forward", "select"):
+        with without(self._parts, "jump_forward", "select"):
             self._cold = self._driver.run(plain)
             again, self._cold_s = self._timed(plain[::-1])
-        found = Agreement()
+        found = PartReport("noise")
         compare(again[::-1], self._cold, float("inf"), found)
         if found.problems:
             raise RunFailed(f"two runs of the same requests differ: {found.problems[0]}")
-        self.noise = found.largest
+        self.noise = found.largest_difference
 
-    def _radix(self, result: StageResult) -> None:
+    def _radix(self, found: PartReport) -> None:
         """Hits inside a block, several in a step; and preempted requests that are resumed."""
         hits = make.hits(self._shape)
-        with self._switches.without("jump_forward", "select"):
+        with without(self._parts, "jump_forward", "select"):
             self._driver.run(make.prefixes(self._shape))
-            got, result.with_s = self._timed(hits)
-            self._compare(got, self._cold, result)
-            tight = got
-            if self._shape.can_be_tight:
-                with self._driver.little_room(2 * make.NUM_PREFIXES + len(hits) + 1):
-                    tight = self._driver.run(make.at_once(hits))
-                self._compare(tight, self._cold, result)
-            result.without_s = self._cold_s
-            self._time_again(result, hits, make.cold(hits))
-        self._note_hits(got, result)
-        result.notes["preemptions"] = _num_preemptions(tight)
+            got, found.with_s = self._timed(hits)
+            self._compare(got, self._cold, found)
+            tight = self._with_little_room(hits, 2 * make.NUM_PREFIXES + len(hits) + 1)
+            self._compare(tight or got, self._cold, found)
+            found.without_s = self._cold_s
+            self._time_again(found, hits, make.cold(hits))
+        self._note_hits(got, found)
+        found.notes["preemptions"] = _num_preemptions(tight)
 
-    # -- fsm and jump_forward ---------------------------------------------------------------------
-
-    def _fsm(self, result: StageResult) -> None:
+    def _fsm(self, found: PartReport) -> None:
         """Masks of several formats in one batch. Jumps are off."""
         asked = make.structured(self._shape)
-        with self._switches.without("jump_forward", "select"):
+        with without(self._parts, "jump_forward", "select"):
             got = self._driver.run(asked)
-            result.problems.extend(self._wrong_texts(asked, got))
-            if not result.problems:
-                self._compare(got, self._driver.run(asked, reference=True), result)
+            found.problems.extend(self._wrong_texts(asked, got))
+            if not found.problems:
+                self._compare(got, self._driver.run(asked, reference=True), found)
 
-    def _jump_forward(self, result: StageResult) -> None:
+    def _jump_forward(self, found: PartReport) -> None:
         """Jumps beside requests that decode, with room and without."""
         asked = make.structured(self._shape)
         num_prompt_blocks = sum(-(-len(one.prompt) // self._shape.block_size) for one in asked)
-        with self._switches.without("select"):
-            got, result.with_s = self._timed(asked, rows=self._has_logprobs)
-            tight = got
-            if self._shape.can_be_tight:
-                with self._driver.little_room(num_prompt_blocks + 1):
-                    tight = self._driver.run(make.at_once(asked), rows=self._has_logprobs)
-            for one in (got, tight):
-                result.problems.extend(self._wrong_texts(asked, one))
-                result.problems.extend(self._wrongly_forced(asked, one))
-            if result.problems:
+        with without(self._parts, "select"):
+            got, found.with_s = self._timed(asked, rows=self._has_logprobs)
+            tight = self._with_little_room(asked, num_prompt_blocks + 1, rows=self._has_logprobs)
+            for answers in filter(None, (got, tight)):
+                found.problems.extend(self._wrong_texts(asked, answers))
+            if found.problems:
                 return
-            with self._switches.without("jump_forward"):
-                want = self._one_by_one(asked, got)
-                self._compare(got, want, result)
-                if [one.tokens for one in tight] != [one.tokens for one in got]:
-                    want = self._one_by_one(asked, tight)
-                self._compare(tight, want, result)
-                _, result.without_s = self._timed(asked, rows=self._has_logprobs)
-            self._time_again(result, asked, asked, "jump_forward")
-        result.notes["forced_tokens"] = sum(b - a for answer in got for a, b in answer.forced)
-        result.notes["preemptions"] = _num_preemptions(tight)
+            with without(self._parts, "jump_forward"):
+                want: list[Answer] = []
+                for answers in filter(None, (got, tight)):
+                    if [one.tokens for one in want] != [one.tokens for one in answers]:
+                        want = self._one_by_one(asked, answers)
+                    self._compare(answers, want, found)
+                _, found.without_s = self._timed(asked, rows=self._has_logprobs)
+            self._time_again(found, asked, asked, "jump_forward")
+        found.notes["forced_tokens"] = sum(len(answer.forced) for answer in got)
+        found.notes["preemptions"] = _num_preemptions(tight)
 
     def _one_by_one(self, asked: Sequence[Canary], got: Sequence[Answer]) -> list[Answer]:
         """The same forced tokens, each decoded in its own pass, after prompts that are computed
         again."""
         self._driver.empty_cache()
-        forced = [forced_tokens(answer.tokens, answer.forced) for answer in got]
+        forced = [{place: answer.tokens[place] for place in answer.forced} for answer in got]
         return self._driver.run(make.cold(asked), reference=True, forced=forced)
 
     def _wrong_texts(self, asked: Sequence[Canary], got: Sequence[Answer]) -> Iterator[str]:
-        text = self._driver.text
-        assert text is not None
+        """Answers that do not fit their format, or have forced tokens that it does not force."""
+        table = self._driver.table
+        assert table is not None
         for number, (canary, answer) in enumerate(zip(asked, got, strict=True)):
-            if canary.language is None or answer.finish_reason == "length":
+            if (language := canary.language) is None:
                 continue
-            if answer.finish_reason != "stop":
-                yield f"request {number} ended by {answer.finish_reason or 'nothing'}"
-            elif why := why_not_in(canary.language, text.table, {text.end_token}, answer.tokens):
+            why = table.why_not_forced(language, answer.tokens, answer.forced)
+            if answer.finish_reason == "stop":
+                why = table.why_not_in(language, answer.tokens) or why
+            elif answer.finish_reason != "length":
+                why = f"it ended by {answer.finish_reason or 'nothing'}"
+            if why:
                 yield f"request {number}: {why}"
 
-    def _wrongly_forced(self, asked: Sequence[Canary], got: Sequence[Answer]) -> Iterator[str]:
-        text = self._driver.text
-        assert text is not None
-        for number, (canary, answer) in enumerate(zip(asked, got, strict=True)):
-            if canary.language is not None and (
-                why := why_not_forced(
-                    canary.language, text.table, {text.end_token}, answer.tokens, answer.forced
-                )
-            ):
-                yield f"request {number}: {why}"
-
-    # -- select -----------------------------------------------------------------------------------
-
-    def _select(self, result: StageResult) -> None:
+    def _select(self, found: PartReport) -> None:
         """Scores of choices: with nothing cached, with the prefix cached, and in chunks."""
-        whole = make.scored(self._shape, 400)
-        by_select = make.selected(whole)
-        with self._switches.without("jump_forward"):
-            want, result.without_s = self._timed(whole)
+        whole = make.scored(self._shape, by_select=False)
+        by_select = make.scored(self._shape, by_select=True)
+        with without(self._parts, "jump_forward"):
+            want, found.without_s = self._timed(whole)
             self._driver.empty_cache()
-            self._compare(self._driver.run(by_select), want, result)
-            cached, result.with_s = self._timed(by_select)
-            self._compare(cached, want, result)
+            self._compare(self._driver.run(by_select), want, found)
+            cached, found.with_s = self._timed(by_select)
+            self._compare(cached, want, found)
             if self._driver.can_chunk:
                 self._driver.empty_cache()
                 with self._driver.small_steps(self._shape.block_size + 5):
                     in_chunks = self._driver.run(by_select)
-                self._compare(in_chunks, want, result)
-            self._time_again(result, by_select, whole)
-        self._note_hits(cached, result)
+                self._compare(in_chunks, want, found)
+            self._time_again(found, by_select, whole)
+        self._note_hits(cached, found)
 
     # -- all --------------------------------------------------------------------------------------
 
-    def _compare(self, got: Sequence[Answer], want: Sequence[Answer], result: StageResult) -> None:
-        compare(got, want, self.tolerance, result.agreement)
+    def _with_little_room(
+        self, asked: Sequence[Canary], num_blocks: int, *, rows: bool = True
+    ) -> list[Answer]:
+        """The answers where requests preempt each other; none where it is not known with how many
+        blocks they do."""
+        if not self._shape.can_be_tight:
+            return []
+        with self._driver.little_room(num_blocks):
+            return self._driver.run(make.at_once(asked), rows=rows)
 
-    def _note_hits(self, got: Sequence[Answer], result: StageResult) -> None:
-        num_tokens = sum(answer.num_cached_tokens for answer in got)
-        result.notes["hit_tokens"] = num_tokens
-        if not num_tokens and not result.problems:
-            result.problems.append("no request found the prefix that another has left")
+    def _compare(self, got: Sequence[Answer], want: Sequence[Answer], found: PartReport) -> None:
+        compare(got, want, self.tolerance, found)
+
+    def _note_hits(self, got: Sequence[Answer], found: PartReport) -> None:
+        num_tokens = found.notes["hit_tokens"] = sum(answer.num_cached_tokens for answer in got)
+        if not num_tokens and not found.problems:
+            found.problems.append("no request found the prefix that another has left")
 
     def _timed(self, asked: Sequence[Canary], *, rows: bool = True) -> tuple[list[Answer], float]:
         started = time.perf_counter()
@@ -250,16 +210,16 @@ class Stages:
         return answers, time.perf_counter() - started
 
     def _time_again(
-        self, result: StageResult, part_on: Sequence[Canary], part_off: Sequence[Canary], *off: str
+        self, found: PartReport, part_on: Sequence[Canary], part_off: Sequence[Canary], *off: str
     ) -> None:
         """A part that seems slower gets two more runs, alternating with vLLM: the first ones may
         have compiled something."""
         for _ in range(2):
-            if result.problems or not result.is_slower:
+            if found.problems or not found.is_slower:
                 return
-            with self._switches.without(*off):
-                result.without_s = min(result.without_s, self._timed(part_off)[1])
-            result.with_s = min(result.with_s, self._timed(part_on)[1])
+            with without(self._parts, *off):
+                found.without_s = min(found.without_s, self._timed(part_off)[1])
+            found.with_s = min(found.with_s, self._timed(part_on)[1])
 
 
 def _num_preemptions(answers: Sequence[Answer]) -> int:

@@ -181,7 +181,7 @@ FAULTS = {
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
     mask_the_wrong_row: ("fsm", "does not fit the format|request"),
     keep_a_stale_row: ("jump_forward", "request"),
-    shift_scores_by_one: ("select", "score 0 is"),
+    shift_scores_by_one: ("select", "token 0 has log-probability"),
     leak_a_block: ("radix", "blocks of the cache are not free|disagree|cannot be emptied"),
     raise_in_a_step: ("jump_forward", "RuntimeError: planted"),
 }
@@ -220,7 +220,7 @@ def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
     want = right(start)
     engine = start_unchecked(start, async_scheduling=is_async)
     with monkeypatch.context() as patch:
-        patch.setattr(stages.Stages, f"_{part}", lambda stage, result: 1 / 0)
+        patch.setattr(stages.Stages, f"_{part}", lambda stages, found: 1 / 0)
         report = check_engine(engine.core, engine.scheduler.parts)
     parts = engine.scheduler.sgl_vllm.stats().parts
     assert {name for name in ALL if parts[name] != "on"} == {part}
@@ -257,7 +257,7 @@ def test_an_engine_that_cannot_be_cleaned_up_does_not_serve(start, folder, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(JumpForward, "after_step", fail)
-        patch.setattr(runner.engine_state, "make_idle", fail)
+        patch.setattr(runner.engine_state, "free_blocks", fail)
         with pytest.raises(DeviceLost, match=r"cannot be cleaned up .*planted"):
             check_engine(engine.core, engine.scheduler.parts)
     assert len(list(folder.iterdir())) == 1

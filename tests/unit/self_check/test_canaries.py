@@ -29,10 +29,10 @@ def test_hits_begin_with_a_prefix_and_then_differ(block_size):
 
 
 def test_scores_are_asked_of_the_end_of_a_prompt():
-    whole = canaries.scored(shape(32), 400)
+    whole = canaries.scored(shape(32), by_select=True)
     scored = [one for one in whole if one.scores_from is not None]
     assert {len(one.prompt) - (one.scores_from or 0) for one in scored} == {canaries.CHOICE_TOKENS}
-    assert all(one.by_select for one in canaries.selected(scored))
+    assert all(one.by_select for one in scored)
     assert len(scored) < len(whole)
 
 

@@ -4,16 +4,17 @@ import math
 
 import pytest
 
-from sgl_vllm.self_check.comparison import Agreement, Answer, Row, compare, tolerance_of
+from sgl_vllm.self_check.comparison import Answer, Row, compare, tolerance_of
+from sgl_vllm.self_check.report import PartReport
 
 
-def answer(*rows: Row, scores: tuple[Row, ...] = ()) -> Answer:
+def answer(*rows: Row) -> Answer:
     """Each row begins with the chosen token."""
-    return Answer([next(iter(row)) for row in rows], list(rows), list(scores), "length")
+    return Answer([next(iter(row)) for row in rows], list(rows), "length")
 
 
 def problems(got: Answer, want: Answer, tolerance: float = 0.1) -> list[str]:
-    found = Agreement()
+    found = PartReport("radix")
     compare([got], [want], tolerance, found)
     return found.problems
 
@@ -22,9 +23,9 @@ WANT = answer({5: -0.1, 6: -2.0}, {7: -0.5, 8: -0.55}, {9: -1.0, 1: -1.5})
 
 
 def test_equal_answers_agree():
-    found = Agreement()
+    found = PartReport("radix")
     compare([WANT], [WANT], 0.1, found)
-    assert (found.problems, found.num_compared, found.largest) == ([], 3, 0)
+    assert (found.problems, found.num_compared, found.largest_difference) == ([], 3, 0)
 
 
 def test_rounding_agrees_and_more_does_not():
@@ -33,7 +34,7 @@ def test_rounding_agrees_and_more_does_not():
 
 
 def test_where_two_tokens_are_equally_likely_the_rest_is_not_compared():
-    found = Agreement()
+    found = PartReport("radix")
     compare([answer(WANT.rows[0], {8: -0.52, 7: -0.53}, {4: -9.0})], [WANT], 0.1, found)
     assert (found.problems, found.num_ties, found.num_compared) == ([], 1, 2)
 
@@ -59,25 +60,24 @@ def test_after_a_tie_an_answer_still_has_to_end_by_itself(reason: str):
         (answer({3: -0.1}, *WANT.rows[1:]), "not among the likeliest"),
         (answer(*WANT.rows[:2]), "it has 2 tokens, not 3"),
         (answer({5: math.nan}, *WANT.rows[1:]), "log-probability nan"),
-        (Answer(WANT.tokens, WANT.rows, [], "stop"), "it ended by stop, not length"),
-        (Answer(WANT.tokens, WANT.rows, [{1: 0.0}], "length"), "it has 1 scores, not 0"),
+        (Answer(WANT.tokens, WANT.rows, "stop"), "it ended by stop, not length"),
     ],
 )
 def test_other_answers_do_not_agree(got, says):
     assert says in problems(got, WANT)[0]
 
 
-def test_scores_are_of_the_same_tokens():
-    want = answer({1: 0.0}, scores=({4: -1.0}, {5: -2.0}))
-    assert not problems(answer({1: 0.0}, scores=({4: -1.05}, {5: -2.0})), want)
-    assert (
-        "score 0 is of token 5"
-        in problems(answer({1: 0.0}, scores=({5: -2.0}, {4: -1.0})), want)[0]
-    )
-    assert (
-        "score 1 is -1, not -2"
-        in problems(answer({1: 0.0}, scores=({4: -1.0}, {5: -1.0})), want)[0]
-    )
+def test_scores_have_no_other_candidates():
+    want = answer({4: -1.0}, {5: -2.0})
+    assert not problems(answer({4: -1.04}, {5: -2.0}), want)
+    assert "token 0 is 5, not 4" in problems(answer({5: -2.0}, {4: -1.0}), want)[0]
+    assert "token 1 has log-prob" in problems(answer({4: -1.0}, {5: -1.0}), want)[0]
+
+
+def test_tokens_without_log_probabilities_are_compared_exactly():
+    want, other = Answer([1, 2], finish_reason="stop"), Answer([1, 3], finish_reason="stop")
+    assert not problems(want, want)
+    assert problems(other, want)[0].endswith("token 1 is 3, not 2")
 
 
 def test_many_small_differences_are_a_fault():
