@@ -18,6 +18,7 @@ from sgl_vllm.vllm_api.runners import install, is_known
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
@@ -150,8 +151,7 @@ class TurnedCopier:
             for layout, rotation in self._layers:
                 wanted_keys, wanted = (one.cpu() for one in layout.read(zeros, places))
                 keys, values = (one.cpu() for one in layout.read(zeros + 1, places + 1))
-                angles = rotation.angles(torch.full((num_tokens,), shift))
-                turned = rotation.turn(wanted_keys.float(), angles)
+                turned = rotation.turn(wanted_keys.float(), rotation.angles(torch.tensor([shift])))
                 if not torch.equal(values, wanted):
                     return False
                 if not torch.allclose(keys.float(), turned, atol=0.05):
@@ -166,13 +166,13 @@ class TurnedCopier:
         target is a source."""
         source = self._slots((one.sources, one.source_offset, one.num_tokens) for one in copies)
         target = self._slots((one.targets, one.target_offset, one.num_tokens) for one in copies)
-        shifts = self._on_device(
-            torch.repeat_interleave(
-                torch.tensor([one.shift for one in copies]),
-                torch.tensor([one.num_tokens for one in copies]),
-            )
-        )
-        angles = {rotation: rotation.angles(shifts) for _, rotation in self._layers}
+        lengths = torch.tensor([one.num_tokens for one in copies])
+        of_token = self._on_device(torch.arange(len(copies)).repeat_interleave(lengths))
+        shifts = torch.tensor([one.shift for one in copies])
+        angles = {
+            rotation: self._on_device(rotation.angles(shifts))[of_token]
+            for rotation in {rotation for _, rotation in self._layers}
+        }
         for layout, rotation in self._layers:
             keys, values = layout.read(*source)
             layout.write(*target, rotation.turn(keys, angles[rotation]), values)
@@ -235,7 +235,8 @@ def _rotations_of(runner: RunnerV1 | RunnerV2) -> Mapping[Attention, Rotation]:
         ):
             raise ValueError(f"keys are not turned by position alone ({type(rotary).__name__})")
         if rotary not in made:
-            made[rotary] = _rotation_of(rotary)
+            max_positions = runner.vllm_config.model_config.max_model_len
+            made[rotary] = _rotation_of(rotary, max_positions)
         rotations[layer] = made[rotary]
     num_cached = len(runner.kv_caches)
     if not rotations or len(rotations) != num_cached:
@@ -243,12 +244,9 @@ def _rotations_of(runner: RunnerV1 | RunnerV2) -> Mapping[Attention, Rotation]:
     return rotations
 
 
-def _rotation_of(rotary: torch.nn.Module) -> Rotation:
+def _rotation_of(rotary: RotaryEmbedding, max_positions: int) -> Rotation:
     """That of a model's rotary embedding. ValueError if it does not turn keys as the model does."""
-    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-
-    assert isinstance(rotary, RotaryEmbedding)
-    cos_sin = rotary._compute_cos_sin_cache().float().cpu()
+    cos_sin = rotary._compute_cos_sin_cache()[:max_positions].float().cpu()
     rotation = Rotation(cos_sin, rotary.is_neox_style)
     last = len(cos_sin) - 1
     places = torch.tensor([[0, 0, last, last // 2, 3], [1, last, 0, last // 3, last]])

@@ -83,7 +83,7 @@ class _Marked:
     """
 
     segments: list[tuple[int, int]]
-    reuses: bool
+    reuses: bool = False
     namespace: CacheNamespace | None = None
     tokens: Tokens = b""
     num_tries: int = 0
@@ -105,12 +105,6 @@ class _Planned:
     to_copy: list[Reuse] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     is_admitted: bool = False
-
-
-@dataclass(slots=True)
-class _Answer:
-    request: Request
-    report: ReuseReport
 
 
 class ApproximateReuse:
@@ -137,7 +131,7 @@ class ApproximateReuse:
         self._texts: TokenTexts | None = None
         self._marked: WeakKeyDictionary[Request, _Marked] = WeakKeyDictionary()
         self._planned: dict[str, _Planned] = {}
-        self._answers: dict[str, _Answer] = {}
+        self._reports: dict[str, ReuseReport] = {}
         self.recompute = recompute
         self.index = SegmentIndex(radix.tree)
         self.counters = ApproximateCounters()
@@ -161,13 +155,11 @@ class ApproximateReuse:
             return
         if request.prompt_token_ids is None:
             return
-        wants = params.extra_args.get(REUSE) == APPROXIMATE
+        name = quoted(request.request_id)
         try:
             intervals = intervals_of(params.extra_args[SEGMENTS])
         except ValueError as error:
-            logger.warning(
-                "The segments of request %s are ignored: %s", quoted(request.request_id), error
-            )
+            logger.warning("The segments of request %s are ignored: %s", name, error)
             return
         if self._texts is None:
             self._texts = self._token_texts()
@@ -175,17 +167,15 @@ class ApproximateReuse:
         if not isinstance(num_chars, int) or not 0 <= num_chars <= MAX_PROMPT_CHARS:
             num_chars = None
         segments = self._texts.token_intervals(request.prompt_token_ids, intervals, num_chars)
-        reuses = wants
-        if wants and (reason := why_exact(request)) is not None:
-            logger.info(
-                "Request %s does not reuse segments: %s", quoted(request.request_id), reason
-            )
-            reuses = False
-        if wants:
+        marked = self._marked[request] = _Marked(segments)
+        if params.extra_args.get(REUSE) == APPROXIMATE:
             self.counters.requests += 1
             report = ReuseReport(reused_tokens=0, reused_segments=0)
-            self._answers[request.request_id] = _Answer(request, report)
-        self._marked[request] = _Marked(segments, reuses)
+            self._reports[request.request_id] = report
+            if reason := why_exact(request):
+                logger.info("Request %s does not reuse segments: %s", name, reason)
+            else:
+                marked.reuses = True
 
     def looked_up(self, request: Request, num_hit: int) -> None:
         """A waiting request was looked up, and has a hit of `num_hit` tokens. Make its plan, if it
@@ -223,8 +213,7 @@ class ApproximateReuse:
             # What this very step computes is not there before its forward pass.
             if donor is not None and self._radix.pool.may_be_copied(0, list(donor.block_ids)):
                 found.append((start, end, donor))
-        size = self._radix.block_size
-        return plan(found, num_hit, num_prompt_tokens, self.recompute, size)
+        return plan(found, num_hit, num_prompt_tokens, self.recompute, self._radix.block_size)
 
     def _cut(
         self,
@@ -284,7 +273,9 @@ class ApproximateReuse:
         inexact = self._radix.pool.inexact
         for request_id, planned in [*self._planned.items()]:
             if request_id in output.num_scheduled_tokens:
-                self._admitted(planned)
+                if not planned.is_admitted:
+                    planned.is_admitted = True
+                    self.counters.reusing_requests += 1
                 if planned.to_copy:
                     moved.add(request_id)
                 if chunks := planned.chunks:
@@ -311,11 +302,6 @@ class ApproximateReuse:
         for request_id in [one for one in self._planned if one not in inexact]:
             del self._planned[request_id]
 
-    def _admitted(self, planned: _Planned) -> None:
-        if not planned.is_admitted:
-            planned.is_admitted = True
-            self.counters.reusing_requests += 1
-
     def _blocks_of(self, request: Request) -> Sequence[KVCacheBlock]:
         return self._radix.groups.full_blocks[request.request_id]
 
@@ -324,9 +310,9 @@ class ApproximateReuse:
         targets = self._blocks_of(request)[reuse.start // size : -(-reuse.end // size)]
         self.counters.segments += 1
         self.counters.tokens += reuse.num_tokens
-        if (answer := self._answers.get(request.request_id)) is not None:
-            answer.report["reused_tokens"] += reuse.num_tokens
-            answer.report["reused_segments"] += 1
+        if (report := self._reports.get(request.request_id)) is not None:
+            report["reused_tokens"] += reuse.num_tokens
+            report["reused_segments"] += 1
         return TurnedCopy(
             reuse.block_ids,
             reuse.donor_start % size,
@@ -341,10 +327,10 @@ class ApproximateReuse:
     ) -> None:
         """Flag the answers of requests that asked for approximate reuse, in the field that also
         carries forced reports."""
-        for output, answer, is_due in follow(self._answers, outputs, unfinished):
+        for output, report, is_due in follow(self._reports, outputs, unfinished):
             if is_due:
                 params = output.kv_transfer_params or {}
-                output.kv_transfer_params = {**params, REUSE: answer.report}
+                output.kv_transfer_params = {**params, REUSE: report}
 
 
 def _move(planned: _Planned, room: Room) -> int:

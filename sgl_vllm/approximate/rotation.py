@@ -35,50 +35,41 @@ class Rotation:
     def __init__(self, cos_sin: torch.Tensor, is_neox: bool) -> None:
         if cos_sin.ndim != 2 or cos_sin.shape[1] % 2 or len(cos_sin) < 2:
             raise ValueError(f"angles have the shape {tuple(cos_sin.shape)}")
-        cos, sin = cos_sin.double().chunk(2, dim=1)
-        length = torch.hypot(cos, sin)
-        if not bool(torch.allclose(length, length[0, 0], rtol=1e-3)):
-            raise ValueError("the cosines and sines are scaled by more than one factor")
         self.rotary_dim = cos_sin.shape[1]
         self.is_neox = is_neox
-        self.frequencies = _frequencies(torch.atan2(sin, cos))
-        """Shape (rotary_dim / 2,): radians per position, float64."""
-        self._on_device = self.frequencies
+        turns = torch.complex(*cos_sin.chunk(2, dim=1))
+        self._turns = turns / turns[0, 0].abs()
+        """Shape (positions, rotary_dim / 2): of unit length."""
         last = len(cos_sin) - 1
-        positions = torch.tensor(sorted({1, 2, 7, last // 3, last // 2, last}), dtype=torch.float64)
-        angles = positions[:, None] * self.frequencies
-        rows = positions.long()
-        error = torch.hypot(
-            cos[rows] / length[rows] - angles.cos(), sin[rows] / length[rows] - angles.sin()
-        )
-        if float(error.max()) > TOLERANCE * max(1.0, last / 10_000):
-            raise ValueError("the angles are not proportional to the position")
+        shifts = torch.tensor([1, min(2, last), min(7, last), last // 3, last // 2, last])
+        for start in (0, (last - shifts) // 2, last - shifts):
+            error = self._turns[start] * self._turns[shifts] - self._turns[start + shifts]
+            if float(error.abs().max()) > TOLERANCE * max(1.0, last / 10_000):
+                raise ValueError("the angles are not proportional to the position")
 
-    def angles(self, shifts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cosines and sines that turn keys by `shifts` positions.
+    def angles(self, shifts: torch.Tensor) -> torch.Tensor:
+        """The angles that turn keys by `shifts` positions, as complex numbers of unit length.
 
         Args:
-            shifts: shape (tokens,), integers, negative for earlier positions.
+            shifts: shape (tokens,), integers on the CPU, negative for earlier positions.
 
         Returns:
-            Each of shape (tokens, 1, rotary_dim / 2), float32.
+            Shape (tokens, 1, rotary_dim / 2), on the CPU.
         """
-        if self._on_device.device != shifts.device:
-            self._on_device = self.frequencies.to(shifts.device)
-        angles = shifts.double()[:, None, None] * self._on_device
-        return angles.cos().float(), angles.sin().float()
+        turns = self._turns[shifts.abs()]
+        return torch.where(shifts[:, None] < 0, turns.conj(), turns)[:, None]
 
-    def turn(self, keys: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def turn(self, keys: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         """Keys as they would be at other positions.
 
         Args:
             keys: shape (tokens, heads, head_size), any floating dtype.
-            angles: one for each token, from `angles`.
+            angles: one for each token, or one for all, from `angles`, on the same device.
 
         Returns:
             New keys, of the same dtype. Computed in float32.
         """
-        cos, sin = angles
+        cos, sin = angles.real, angles.imag
         rotary = keys[..., : self.rotary_dim].float()
         if self.is_neox:
             first, second = rotary.chunk(2, dim=-1)
@@ -87,21 +78,3 @@ class Rotation:
         turned = first * cos - second * sin, second * cos + first * sin
         whole = torch.cat(turned, -1) if self.is_neox else torch.stack(turned, -1).flatten(-2)
         return torch.cat((whole.to(keys.dtype), keys[..., self.rotary_dim :]), dim=-1)
-
-
-def _frequencies(angles: torch.Tensor) -> torch.Tensor:
-    """Radians per position, from the angles at each position, which are known up to whole turns.
-
-    The angle at position 1 gives the number of turns at position 2, that at 2 those at 4, and so
-    on. Each time the error per position is halved.
-    """
-    turn = 2 * torch.pi
-    frequencies = angles[1].clone()
-    position = 2
-    while position < len(angles):
-        about = frequencies * position
-        frequencies = (
-            angles[position] + turn * ((about - angles[position]) / turn).round()
-        ) / position
-        position *= 2
-    return frequencies

@@ -60,12 +60,6 @@ def test_a_turned_key_is_that_of_the_other_position(dim, rest, base, is_neox, pl
     torch.testing.assert_close(turned.double(), after, atol=5e-3, rtol=0)
 
 
-def test_frequencies_are_read_from_a_table_of_rounded_angles() -> None:
-    wanted = frequencies_of(128, 10_000.0, divisor=4.0)
-    rotation = Rotation(table(wanted, 32_768, factor=1.37), is_neox=True)
-    assert float((rotation.frequencies - wanted).abs().max()) * 32_768 < 0.01
-
-
 def test_a_key_keeps_its_dtype_and_its_dimensions_without_a_position() -> None:
     rotation = Rotation(table(frequencies_of(8, 10_000.0), 64), is_neox=False)
     keys = torch.ones(1, 1, 12, dtype=torch.bfloat16)
@@ -83,5 +77,5 @@ def test_angles_that_are_not_proportional_to_the_position_are_refused() -> None:
 def test_a_table_with_several_factors_is_refused() -> None:
     cos_sin = table(frequencies_of(8, 100.0), 64)
     cos_sin[32:] *= 2
-    with pytest.raises(ValueError, match="factor"):
+    with pytest.raises(ValueError, match="proportional"):
         Rotation(cos_sin, is_neox=True)

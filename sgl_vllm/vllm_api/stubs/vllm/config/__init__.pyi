@@ -46,7 +46,7 @@ class ModelConfig:
     skip_tokenizer_init: bool  # [fsm, jump_forward]
     logits_processors: list[str | type] | None  # [jump_forward]
     logprobs_mode: str  # [jump_forward, routes, engine_backend]
-    max_model_len: int  # [radix, routes, engine_backend, self_check]
+    max_model_len: int  # [radix, routes, engine_backend, self_check, approximate_reuse]
     multimodal_config: MultiModalConfig | None  # [engine_backend, jump_forward]
 
     @property
