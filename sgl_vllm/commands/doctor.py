@@ -9,7 +9,6 @@ a healthy client.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -26,18 +25,15 @@ from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
 from sgl_vllm.commands.arguments import PrintsJson
 from sgl_vllm.commands.terminal import Misused
-from sgl_vllm.preview.outlook import AS_ON_GPU
+from sgl_vllm.preview.outlook import AS_ON_GPU, MARK
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS
 
 FLAGS_FOLLOW = True
-PROBE_TIMEOUT_S = 180
-PROBE_MARK = "sgl_vllm.parts "
-# vLLM logs to stdout, so the answer is the line that starts with the mark.
 PROBE = f"""
 import dataclasses, json
 from sgl_vllm.plugin import probe_parts
-print({PROBE_MARK!r} + json.dumps([dataclasses.asdict(part) for part in probe_parts()]))
+print({MARK!r} + json.dumps([dataclasses.asdict(part) for part in probe_parts()]))
 """
 
 
@@ -168,34 +164,15 @@ def examine() -> Report:
             notes.append(message)
         try:
             parts += probe_parts()
-        except ProbeFailed as failure:
+        except doctor_model.NoAnswer as failure:
             parts += [Part(name, False, "unknown: the plugin cannot be loaded") for name in PARTS]
             problems.append(Problem(str(failure), "python -c 'import sgl_vllm.plugin'"))
     return Report(_components(vllm), parts, problems, notes)
 
 
-class ProbeFailed(Exception):
-    """The plugin could not be loaded. The message has the last line of the error."""
-
-
 def probe_parts() -> list[Part]:
-    """`plugin.probe_parts()` of this environment, from a separate process."""
-    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    try:
-        answer = subprocess.run(
-            [sys.executable, "-c", PROBE],
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
-        raise ProbeFailed(f"The plugin did not answer within {PROBE_TIMEOUT_S} s") from None
-    for line in answer.stdout.splitlines():
-        if line.startswith(PROBE_MARK):
-            return [Part(**part) for part in json.loads(line.removeprefix(PROBE_MARK))]
-    errors = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-    raise ProbeFailed(f"The plugin cannot be loaded here: {errors[-1]}")
+    """`plugin.probe_parts()` of this environment. Raises `doctor_model.NoAnswer`."""
+    return [Part(**part) for part in doctor_model.answer_of("-c", PROBE)]
 
 
 def repair(report: Report) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any  # Any: JSON
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +28,7 @@ COLORS = {State.ON: "green", State.CHECKED: "cyan", State.OFF: "yellow"}
 
 
 class NoAnswer(Exception):
-    """There is no outlook. The message says why in one line."""
+    """Another process has not answered. The message says why in one line."""
 
 
 def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) -> int:
@@ -58,22 +59,34 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool = False) -> Outlook
     """
     if problem := versions.installation_problem():
         raise NoAnswer(problem)
-    command = [sys.executable, "-m", "sgl_vllm.preview", *[AS_ON_GPU] * as_on_gpu, model, *flags]
+    values = answer_of("-m", "sgl_vllm.preview", *[AS_ON_GPU] * as_on_gpu, model, *flags)
+    if refusal := values.get("refused"):
+        raise NoAnswer(refusal)
+    return Outlook.from_json(values)
+
+
+def answer_of(*words: str) -> Any:
+    """What Python prints as JSON after `MARK`, among what vLLM logs, when it is run like this.
+
+    Raises:
+        NoAnswer: nothing, or not in time.
+    """
     environment = {"VLLM_LOGGING_LEVEL": "ERROR"} | os.environ
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"vLLM did not answer within {TIMEOUT_S} s") from None
+        raise NoAnswer(f"vLLM and the plugin did not answer within {TIMEOUT_S} s") from None
     for line in answer.stdout.splitlines():
         if line.startswith(MARK):
-            values = json.loads(line.removeprefix(MARK))
-            if refusal := values.get("refused"):
-                raise NoAnswer(refusal)
-            return Outlook.from_json(values)
+            return json.loads(line.removeprefix(MARK))
     errors = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-    raise NoAnswer(f"vLLM cannot be asked: {errors[-1]}")
+    raise NoAnswer(f"vLLM and the plugin cannot be loaded here: {errors[-1]}")
 
 
 def show(outlook: Outlook, console: Console) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from sgl_vllm.commands import doctor
 from sgl_vllm.commands.cli import main
-from sgl_vllm.commands.doctor import Part, ProbeFailed
+from sgl_vllm.commands.doctor import Part
+from sgl_vllm.commands.doctor_model import NoAnswer
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.versions import InstalledVllm, Support
 
@@ -223,7 +224,7 @@ def test_a_plugin_that_cannot_be_loaded_is_a_problem(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> list[Part]:
-        raise ProbeFailed("The plugin cannot be loaded here: ImportError: boom")
+        raise NoAnswer("The plugin cannot be loaded here: ImportError: boom")
 
     add_healthy(site)
     monkeypatch.setattr(doctor, "probe_parts", fail)
@@ -271,7 +272,7 @@ def test_a_plugin_that_fails_or_crashes_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     put_plugin(tmp_path, text, monkeypatch)
-    with pytest.raises(ProbeFailed, match=message):
+    with pytest.raises(NoAnswer, match=message):
         doctor.probe_parts()
 
 

@@ -117,7 +117,7 @@ def test_json_is_the_outlook(answer: Answer, capsys: pytest.CaptureFixture[str])
     ("stdout", "stderr", "message"),
     [
         ('sgl_vllm.preview {"refused": "unrecognized arguments: --x"}', "", "arguments: --x"),
-        ("", "Traceback\nImportError: no hook\n", "vLLM cannot be asked: ImportError: no hook"),
+        ("", "Traceback\nImportError: no hook\n", "loaded here: ImportError: no hook"),
         ("", "", "exit status 9"),
     ],
 )
