@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any  # Any: typer declares it
 
 import httpx
 import typer
@@ -15,14 +15,26 @@ URL_VARIABLE = "SGL_VLLM_URL"
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_HELP = f"(default: ${URL_VARIABLE}, or {DEFAULT_URL})"
 
+
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help)
+
+
+def option(metavar: str | None, help: str, *, panel: str | None = None, **limits: Any) -> Any:
+    """`--name METAVAR`. Without a metavar, the help shows the type."""
+    return typer.Option(metavar=metavar, help=help, rich_help_panel=panel, **limits)
+
+
+def flag(name: str, help: str, *, panel: str | None = None) -> Any:
+    """Named, because typer would add `--no-NAME`."""
+    return typer.Option(name, help=help, rich_help_panel=panel)
+
+
+Url = Annotated[str | None, argument("[URL]", f"The server's address {URL_HELP}.")]
 ApiKey = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", envvar="VLLM_API_KEY", help="The server's API key, if it has one."),
+    str | None, option("KEY", "The server's API key, if it has one.", envvar="VLLM_API_KEY")
 ]
-Url = Annotated[
-    str | None, typer.Argument(metavar="[URL]", help=f"The server's address {URL_HELP}.")
-]
-PrintsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+PrintsJson = Annotated[bool, flag("--json", "Print the answer as JSON.")]
 
 
 def server_at(url: str | None, api_key: str | None) -> SglServer:

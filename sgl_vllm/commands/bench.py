@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sgl_vllm import shipped
+from sgl_vllm.commands.arguments import argument
 from sgl_vllm.commands.examples import print_summaries
 from sgl_vllm.commands.stand_ins import with_stand_ins
 from sgl_vllm.commands.terminal import Misused
@@ -29,8 +28,7 @@ the arguments of one. Most of them need vLLM in the same environment.
 
 def command(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME [ARGUMENTS ...]]", help="A benchmark, and its arguments."),
+        list[str] | None, argument("[NAME [ARGUMENTS ...]]", "A benchmark, and its arguments.")
     ] = None,
 ) -> int:
     found = benchmarks()

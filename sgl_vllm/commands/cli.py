@@ -56,7 +56,7 @@ model on this machine, or with `sgl-vllm quickstart`, which serves a small
 one. `sgl-vllm COMMAND --help` explains a command.
 """
 
-VERSION_HELP = "Print the versions of sgl-vllm and vLLM."
+VERSION_HELP = "print the versions of sgl-vllm and vLLM"
 
 
 class _Command(TyperCommand):

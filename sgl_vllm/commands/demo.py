@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any  # Any: JSON
 
 import httpx
-import typer
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -24,6 +23,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 import sgl_vllm as sgl
+from sgl_vllm.commands.arguments import flag, option
 from sgl_vllm.commands.terminal import CommandError, reason_of
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
@@ -97,15 +97,10 @@ class Comparison:
 
 def command(
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="A model's folder (default: the demo model)."),
+        Path | None, option("PATH", "A model's folder (default: the demo model).")
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the plugin's server running until Ctrl-C.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print counts and answers as JSON.")
-    ] = False,
+    keep: Annotated[bool, flag("--keep", "Keep the plugin's server running until Ctrl-C.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print counts and answers as JSON.")] = False,
 ) -> int:
     """The exit status: 0 if both servers gave the same answers, 1 if not or on failure."""
     progress = Console(stderr=True, highlight=False)

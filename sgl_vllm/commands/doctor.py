@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
-from sgl_vllm.commands.arguments import PrintsJson
+from sgl_vllm.commands.arguments import PrintsJson, argument, flag
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.preview.outlook import AS_ON_GPU, MARK
 from sgl_vllm.vllm_api import metadata_shim, versions
@@ -60,16 +59,14 @@ off by its option, 1 if another part is off, 2 if vLLM would not start.
 
 def command(
     serve: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[MODEL [FLAGS ...]]", help="As for `vllm serve`."),
+        list[str] | None, argument("[MODEL [FLAGS ...]]", "As for `vllm serve`.")
     ] = None,
     as_on_gpu: Annotated[
-        bool, typer.Option(AS_ON_GPU, help="Predict what vLLM would choose on an NVIDIA H100.")
+        bool, flag(AS_ON_GPU, "Predict what vLLM would choose on an NVIDIA H100.")
     ] = False,
     as_json: PrintsJson = False,
     fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Run the commands that repair problems, then check again."),
+        bool, flag("--fix", "Run the commands that repair problems, then check again.")
     ] = False,
 ) -> int:
     if serve:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from sgl_vllm import shipped
+from sgl_vllm.commands.arguments import argument, option
 from sgl_vllm.commands.terminal import WIDTH_OF_FILES, Misused
 from sgl_vllm.spelling import did_you_mean
 
@@ -33,12 +33,9 @@ No file is overwritten.
 
 
 def command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help=f"One of the list, or {ALL}.")
-    ] = None,
+    name: Annotated[str | None, argument("[NAME]", f"One of the list, or {ALL}.")] = None,
     copy: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write it into this folder, made if missing."),
+        Path | None, option("FOLDER", "Write it into this folder, made if missing.")
     ] = None,
 ) -> None:
     found = files()

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from sgl_vllm.commands.arguments import ApiKey, PrintsJson, server_at
+from sgl_vllm.commands.arguments import ApiKey, PrintsJson, argument, option, server_at
 from sgl_vllm.commands.client import ServerError, SglServer
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.prompt_lint import report
@@ -49,19 +48,12 @@ Exit status: 1 if a fault was found.
 
 
 def command(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A file, -, or the URL of a server.")
-    ],
+    source: Annotated[str, argument("SOURCE", "A file, -, or the URL of a server.")],
     tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Count tokens as this model does: a name or a folder."),
+        str | None, option("MODEL", "Count tokens as this model does: a name or a folder.")
     ] = None,
-    max_requests: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Read the last N requests.")
-    ] = 5_000,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.")
-    ] = None,
+    max_requests: Annotated[int, option("N", "Read the last N requests.", min=1)] = 5_000,
+    html: Annotated[Path | None, option("FILE", "Write a page with pictures.")] = None,
     as_json: PrintsJson = False,
     api_key: ApiKey = None,
 ) -> int:

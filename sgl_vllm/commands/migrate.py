@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sgl_vllm.commands.arguments import argument, flag
 from sgl_vllm.commands.migration import migrate
 from sgl_vllm.commands.terminal import plural, reason_of
 
@@ -28,8 +27,8 @@ examples:
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Python files.")],
-    write: Annotated[bool, typer.Option("--write", help="Write the changes to the files.")] = False,
+    files: Annotated[list[Path], argument("FILE...", "Python files.")],
+    write: Annotated[bool, flag("--write", "Write the changes to the files.")] = False,
 ) -> int:
     """Returns 1 if a file cannot be read, and changes the others even so."""
     num_changed = num_failed = 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
-from sgl_vllm.commands.arguments import URL_HELP, ApiKey, server_at, url_and
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, argument, flag, option, server_at, url_and
 from sgl_vllm.commands.terminal import plural
 
 DESCRIPTION = """\
@@ -27,25 +25,21 @@ examples:
 def command(
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[URL] TEXT",
-            help=f"The server {URL_HELP}, and the prefix; - reads it from standard input.",
+        argument(
+            "[URL] TEXT", f"The server {URL_HELP}, and the prefix; - reads it from standard input."
         ),
     ],
     system: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--system",
-            help="TEXT is the system prompt of chats. Without this, chats do not share TEXT, "
+            "TEXT is the system prompt of chats. Without this, chats do not share TEXT, "
             "because their template puts other tokens before it.",
         ),
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The LoRA adapter that will use it.")
-    ] = None,
+    model: Annotated[str | None, option("NAME", "The LoRA adapter that will use it.")] = None,
     cache_salt: Annotated[
-        str | None,
-        typer.Option(metavar="SALT", help="The cache_salt of the requests that will use it."),
+        str | None, option("SALT", "The cache_salt of the requests that will use it.")
     ] = None,
     api_key: ApiKey = None,
 ) -> None:

@@ -10,9 +10,9 @@ import time
 import webbrowser
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
+from sgl_vllm.commands.arguments import flag, option
 from sgl_vllm.commands.demo import serving
 from sgl_vllm.commands.terminal import CommandError
 from sgl_vllm.demo import MODEL_PATH
@@ -35,9 +35,9 @@ downloads nothing.
 
 
 def command(
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    port: Annotated[int, option(None, "The port to listen on.")] = 8000,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address of the page, open nothing.")
+        bool, flag("--no-browser", "Print the address of the page, open nothing.")
     ] = False,
 ) -> int:
     console = Console(highlight=False, soft_wrap=True)

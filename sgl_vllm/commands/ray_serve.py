@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sgl_vllm.commands.arguments import argument, option
 from sgl_vllm.commands.terminal import CommandError
 
 DESCRIPTION = """\
@@ -26,12 +25,9 @@ docs/ray.md describes all settings.
 
 
 def command(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG.yaml", help="The configuration file, with llm_configs."),
-    ],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    config: Annotated[Path, argument("CONFIG.yaml", "The configuration file, with llm_configs.")],
+    host: Annotated[str, option(None, "The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, option(None, "The port to listen on.")] = 8000,
 ) -> None:
     from sgl_vllm.routing.ray import app  # only this command needs numpy and numba
 

@@ -16,14 +16,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
-import typer
-
-from sgl_vllm.commands.arguments import DEFAULT_URL, URL_VARIABLE, ApiKey
+from sgl_vllm.commands.arguments import DEFAULT_URL, URL_VARIABLE, ApiKey, argument, flag, option
 from sgl_vllm.commands.terminal import CommandError, Misused
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
@@ -57,61 +54,59 @@ invalid arguments.
 """
 
 
-_program = partial(typer.Option, rich_help_panel="Arguments of the program")
-_server = partial(typer.Option, rich_help_panel="Server and sampling")
-_output = partial(typer.Option, rich_help_panel="Output")
+PROGRAM, SERVER, OUTPUT = "Arguments of the program", "Server and sampling", "Output"
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file with a @function.")],
+    file: Annotated[Path, argument("FILE", "A Python file with a @function.")],
     program: Annotated[
-        str | None,
-        _program(metavar="NAME", help="The program to run, if there are several."),
+        str | None, option("NAME", "The program to run, if there are several.", panel=PROGRAM)
     ] = None,
     var: Annotated[
         list[str] | None,
-        _program(
-            metavar="NAME=VALUE",
-            help="One argument, parsed as JSON or else taken as text: --var n=3 --var word=hare.",
+        option(
+            "NAME=VALUE",
+            "One argument, parsed as JSON or else taken as text: --var n=3 --var word=hare.",
+            panel=PROGRAM,
         ),
     ] = None,
     vars: Annotated[
-        Path | None, _program(metavar="FILE", help="A JSON object of arguments.")
+        Path | None, option("FILE", "A JSON object of arguments.", panel=PROGRAM)
     ] = None,
     batch: Annotated[
-        Path | None,
-        _program(metavar="FILE", help="Run once per line, a JSON object of arguments."),
+        Path | None, option("FILE", "Run once per line, a JSON object of arguments.", panel=PROGRAM)
     ] = None,
     url: Annotated[
         str | None,
-        _server(
-            metavar="URL",
-            help=f"The server (default: ${URL_VARIABLE}, or the backend that the file sets, or "
+        option(
+            "URL",
+            f"The server (default: ${URL_VARIABLE}, or the backend that the file sets, or "
             f"{DEFAULT_URL}).",
+            panel=SERVER,
         ),
     ] = None,
     api_key: ApiKey = None,
     temperature: Annotated[
-        float | None, _server(metavar="T", help="Default for every gen.")
+        float | None, option("T", "Default for every gen.", panel=SERVER)
     ] = None,
     max_new_tokens: Annotated[
-        int | None, _server(metavar="N", help="Default for every gen.")
+        int | None, option("N", "Default for every gen.", panel=SERVER)
     ] = None,
-    record: Annotated[Path | None, _server(metavar="FILE", help="Record the run to FILE.")] = None,
+    record: Annotated[Path | None, option("FILE", "Record the run to FILE.", panel=SERVER)] = None,
     replay: Annotated[
-        Path | None, _server(metavar="FILE", help="Replay FILE; uses no server.")
+        Path | None, option("FILE", "Replay FILE; uses no server.", panel=SERVER)
     ] = None,
-    stream: Annotated[bool, _output("--stream", help="Show the text as it arrives.")] = False,
+    stream: Annotated[bool, flag("--stream", "Show the text as it arrives.", panel=OUTPUT)] = False,
     as_json: Annotated[
         bool,
-        _output(
+        flag(
             "--json",
-            help="Print variables, text, messages, usage and ret_value as JSON, a line per batch "
-            "item.",
+            "Print variables, text, messages, usage and ret_value as JSON, a line per batch item.",
+            panel=OUTPUT,
         ),
     ] = False,
     html: Annotated[
-        Path | None, _output(metavar="FILE", help="Also write the run as an HTML page.")
+        Path | None, option("FILE", "Also write the run as an HTML page.", panel=OUTPUT)
     ] = None,
 ) -> None:
     if record is not None and replay is not None:

@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sgl_vllm.commands.arguments import URL_HELP, ApiKey, server_at
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, argument, flag, option, server_at
 from sgl_vllm.commands.client import Json, NoPluginError, ServerError, SglServer
 from sgl_vllm.commands.programs import MEANINGS, counts_in_words
 from sgl_vllm.commands.terminal import printable
@@ -61,20 +60,12 @@ does not answer.
 
 def command(
     urls: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[URL]...", help=f"The servers, with the plugin or stock {URL_HELP}."
-        ),
+        list[str] | None, argument("[URL]...", f"The servers, with the plugin or stock {URL_HELP}.")
     ] = None,
-    interval: Annotated[
-        float, typer.Option(min=0.01, metavar="SECONDS", help="The time between two samples.")
-    ] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one table, of one interval, and exit.")
-    ] = False,
+    interval: Annotated[float, option("SECONDS", "The time between two samples.", min=0.01)] = 2.0,
+    once: Annotated[bool, flag("--once", "Print one table, of one interval, and exit.")] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one line of JSON per interval: a list of servers."),
+        bool, flag("--json", "Print one line of JSON per interval: a list of servers.")
     ] = False,
     api_key: ApiKey = None,
 ) -> int:

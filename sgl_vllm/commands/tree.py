@@ -10,13 +10,12 @@ import time
 from collections import defaultdict
 from typing import Annotated
 
-import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from sgl_vllm.commands.arguments import ApiKey, PrintsJson, Url, server_at
+from sgl_vllm.commands.arguments import ApiKey, PrintsJson, Url, option, server_at
 from sgl_vllm.commands.client import Json, ServerError, SglServer
 from sgl_vllm.commands.programs import (
     MEANINGS,
@@ -67,16 +66,11 @@ def command(
     url: Url = None,
     max_nodes: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="The most nodes to show per engine, nearest to the root (default: 1000).",
+        option(
+            "N", "The most nodes to show per engine, nearest to the root (default: 1000).", min=1
         ),
     ] = None,
-    watch: Annotated[
-        float | None,
-        typer.Option(min=0.01, metavar="SECONDS", help="Update at this interval."),
-    ] = None,
+    watch: Annotated[float | None, option("SECONDS", "Update at this interval.", min=0.01)] = None,
     as_json: PrintsJson = False,
     api_key: ApiKey = None,
 ) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from sgl_vllm.commands.arguments import URL_HELP, ApiKey, server_at, url_and
+from sgl_vllm.commands.arguments import URL_HELP, ApiKey, argument, server_at, url_and
 
 DESCRIPTION = """\
 Allows a pinned prefix to be evicted again. It stays in the cache until its
@@ -16,10 +14,7 @@ space is needed. `sgl-vllm tree URL` lists the ids of all pins.
 
 def command(
     words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[URL] ID", help=f"The server {URL_HELP}, and the id that pin printed."
-        ),
+        list[str], argument("[URL] ID", f"The server {URL_HELP}, and the id that pin printed.")
     ],
     api_key: ApiKey = None,
 ) -> None:

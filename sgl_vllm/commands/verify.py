@@ -7,8 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sgl_vllm.commands.arguments import argument, option
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.self_check.report import CheckReport
@@ -34,17 +33,12 @@ NAME = "sgl-vllm-verify"
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `vllm serve`.")],
+    model: Annotated[str, argument("MODEL", "As for `vllm serve`.")],
     flags: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[FLAGS ...]", help="Further flags of `vllm serve`."),
+        list[str] | None, argument("[FLAGS ...]", "Further flags of `vllm serve`.")
     ] = None,
-    output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the report is written.")
-    ] = Path(),
-    rounds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many times each comparison runs.")
-    ] = 5,
+    output: Annotated[Path, option("FOLDER", "Where the report is written.")] = Path(),
+    rounds: Annotated[int, option("N", "How many times each comparison runs.", min=1)] = 5,
 ) -> int:
     if problem := versions.installation_problem():
         raise Misused(problem)

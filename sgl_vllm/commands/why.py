@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
-
-from sgl_vllm.commands.arguments import URL_HELP, ApiKey, PrintsJson, server_at, url_and
+from sgl_vllm.commands.arguments import (
+    URL_HELP,
+    ApiKey,
+    PrintsJson,
+    argument,
+    option,
+    server_at,
+    url_and,
+)
 from sgl_vllm.commands.client import Json
 from sgl_vllm.commands.terminal import age, plural, printable
 from sgl_vllm.protocol.causes import MEANINGS
@@ -28,14 +34,9 @@ Exit status: 1 if the server does not know the request.
 
 def command(
     words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[URL] REQUEST", help=f'The server {URL_HELP}, and the "id" of the answer.'
-        ),
+        list[str], argument("[URL] REQUEST", f'The server {URL_HELP}, and the "id" of the answer.')
     ],
-    cache_salt: Annotated[
-        str | None, typer.Option(metavar="SALT", help="The cache_salt of the request.")
-    ] = None,
+    cache_salt: Annotated[str | None, option("SALT", "The cache_salt of the request.")] = None,
     as_json: PrintsJson = False,
     api_key: ApiKey = None,
 ) -> None:
