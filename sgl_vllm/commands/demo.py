@@ -24,6 +24,7 @@ from rich.tree import Tree
 
 import sgl_vllm as sgl
 from sgl_vllm.commands.arguments import flag, option
+from sgl_vllm.commands.client import SglServer
 from sgl_vllm.commands.terminal import CommandError, reason_of
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
@@ -156,10 +157,7 @@ def run_program(server: VllmServer) -> Arm:
 
 def read_tree(url: str) -> CacheTree:
     """The radix tree of a server with the plugin, without text."""
-    answer = httpx.get(f"{url}/v1/sgl/tree", timeout=30)
-    if answer.status_code != 200:
-        raise CommandError(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
-    (engine,) = answer.json()["engines"]
+    (engine,) = SglServer(url).tree()["engines"]
     return CacheTree(engine["block_size"], tree_of(engine["nodes"]))
 
 
