@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from html import escape
 from math import log
+from string import Template
 
 from benchmarks.report import loading
 from benchmarks.report.loading import Result, Verdict
@@ -20,6 +21,7 @@ from tools.generated import ROOT, write_or_check
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 CHART = ROOT / "docs" / "speedups.svg"
+TEMPLATE = Template((ROOT / "tools" / "chart.svg").read_text())
 
 ROWS = {
     "select: choices are scored on the cached prefix": {
@@ -62,21 +64,6 @@ _LABELS, _MODELS, _BARS = 26, 376, 448  # where each column begins
 _BARS_END, _LARGEST = 724, 25.0  # where the axis ends, and at which ratio
 _AXIS = (1, 2, 5, 10, 20)
 
-_STYLE = """
-svg { --ink: #16191f; --soft: #5a6272; --surface: #ffffff; --line: #dfe3e8; --better: #0f766e;
-  --none: #98a1ae; --worse: #b91c1c; font: 13px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) { svg { --ink: #e8eaee; --soft: #a2abb9; --surface: #191d24;
-  --line: #363d48; --better: #2cc5b5; --none: #77808f; --worse: #ff7a70; } }
-text { fill: var(--ink); }
-.soft { fill: var(--soft); }
-.title { font-size: 16px; font-weight: 600; }
-.part { font-weight: 600; }
-.value { font-weight: 600; font-variant-numeric: tabular-nums; }
-.surface { fill: var(--surface); stroke: var(--line); }
-.grid { stroke: var(--line); }
-.rounds { stroke: var(--ink); stroke-width: 1.5; }
-.better { fill: var(--better); } .none { fill: var(--none); } .worse { fill: var(--worse); }
-"""
 _KINDS = {Verdict.BETTER: "better", Verdict.WORSE: "worse"}
 
 
@@ -85,17 +72,16 @@ def chart() -> str:
     results = {one.file.stem: one for one in loading.load([RESULTS]).results}
     shown = [results[file] for rows in ROWS.values() for file in rows]
     height = _TOP + _ROW_HEIGHT * (len(shown) + len(ROWS)) + _BOTTOM
-    body = "\n".join([*_grid(height), *_rows(results), *_notes(shown, height)])
     title = "Throughput of vLLM with the plugin, as a multiple of stock vLLM's"
-    return f"""\
-<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" \
-viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}">
-<style>{_STYLE}</style>
-<rect class="surface" x=".5" y=".5" width="{_WIDTH - 1}" height="{height - 1}" rx="6"/>
-{_text(16, 28, title, "title")}
-{body}
-</svg>
-"""
+    body = [_text(16, 28, title, "title"), *_grid(height), *_rows(results), *_notes(shown, height)]
+    return TEMPLATE.substitute(
+        width=_WIDTH,
+        height=height,
+        inner_width=_WIDTH - 1,
+        inner_height=height - 1,
+        title=title,
+        body="\n".join(body),
+    )
 
 
 def _x(ratio: float) -> float:

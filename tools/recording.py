@@ -31,47 +31,12 @@ COMMAND = "$ sgl-vllm demo"
 _COLUMNS = 84
 _RUN_TYPE = TypeAdapter(Comparison)
 _RULE = "─"
-
 # rich's format loads a font from elsewhere, which a picture may not.
-_FORMAT = """\
-<svg xmlns="http://www.w3.org/2000/svg" class="rich-terminal" viewBox="0 0 {width} {height}" \
-role="img" aria-label="Output of sgl-vllm demo">
-<style>
-.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace; \
-font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: system-ui, sans-serif; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
-</clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
+_FORMAT = (ROOT / "tools" / "terminal.svg").read_text()
 # Readable on the background, also where rich dims the text.
-_THEME = TerminalTheme(
-    background=(25, 29, 36),
-    foreground=(232, 234, 238),
-    normal=[
-        (25, 29, 36),
-        (255, 122, 112),
-        (74, 200, 130),
-        (240, 160, 60),
-        (130, 170, 255),
-        (201, 155, 255),
-        (44, 197, 181),
-        (232, 234, 238),
-    ],
-)
+_COLORS = "191d24 ff7a70 4ac882 f0a03c 82aaff c99bff 2cc5b5 e8eaee"
+_NORMAL = [(red, green, blue) for red, green, blue in map(bytes.fromhex, _COLORS.split())]
+_THEME = TerminalTheme(background=_NORMAL[0], foreground=_NORMAL[-1], normal=_NORMAL)
 
 
 def recorded() -> Comparison:
@@ -86,14 +51,8 @@ def record() -> None:
 
 
 def _terminal() -> Console:
-    return Console(
-        width=_COLUMNS,
-        record=True,
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="standard",
-        highlight=False,
-    )
+    return Console(width=_COLUMNS, record=True, file=io.StringIO(), force_terminal=True,
+                   color_system="standard", highlight=False)  # fmt: skip
 
 
 def printed(run: Comparison) -> list[Text]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.vllm_own_tests import MOCK, QUEUE, by_reason, read_outcomes, table
+from tools.vllm_own_tests import by_reason, read_outcomes
 
 STOCK = {"a::test_decode": True, "a::test_new[1]": True, "a::test_broken": False}
 
@@ -17,12 +17,6 @@ def test_only_what_passes_on_stock_vllm_is_a_difference() -> None:
 
 def test_a_test_that_did_not_run_is_a_difference() -> None:
     assert by_reason({"a::test_new[1]": True}, {}) == {"": ["a::test_new[1]"]}
-
-
-def test_the_table_counts_tests_and_names_each_once() -> None:
-    told = table({MOCK: ["a::test_x[1]", "a::test_x[2]"], QUEUE: ["b::test_y"]})
-    assert f"| {MOCK} | 2 | `test_x` |" in told.splitlines()
-    assert f"| {QUEUE} | 1 | `test_y` |" in told.splitlines()
 
 
 def test_errors_are_failures_and_skipped_tests_are_left_out(tmp_path) -> None:

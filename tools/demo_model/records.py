@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from .world import (
     ANIMALS,
@@ -69,7 +70,7 @@ _BY_CODE: dict[str, Field] = {
     ),
     "length": lambda rng: pick(rng, (10, 11, 12, 13)) + pick(rng, (0.5, 0.0, 0.25)),
 }
-_THINGS = {"people": PEOPLE, "countries": COUNTRIES, "animals": ANIMALS}
+_THINGS: dict[str, list[Any]] = {"people": PEOPLE, "countries": COUNTRIES, "animals": ANIMALS}
 
 
 def _number(low: int, high: int) -> Field:
@@ -141,7 +142,8 @@ def _schema(value: Value) -> dict[str, object]:
 def _card(rng: Random) -> tuple[str, dict[str, Value]]:
     """Something of the world that can be put on a card: its kind and all its fields."""
     kind = rng.choice(list(CARD_KEYS))
-    one = rng.choice({"person": PEOPLE, "animal": ANIMALS}.get(kind, COUNTRIES))
+    things = {"person": "people", "animal": "animals"}.get(kind, "countries")
+    one = rng.choice(_THINGS[things])
     fields = {key: value for key, value in vars(one).items() if key not in ("pronoun", "plural")}
     if kind == "city":
         fields |= {"name": fields.pop("capital"), "country": fields["name"]}

@@ -108,7 +108,15 @@ def install(manifest: Manifest, store: Path, folder: Path) -> None:
     lines.append("import os; os.environ.setdefault('VLLM_USE_FLASHINFER_SAMPLER', '0')\n")
     (packages / "image.pth").write_text("".join(lines))
     step("sgl-vllm itself, editable")
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+    ]
     options = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
     subprocess.run([*pip, *options], check=True)
     subprocess.run([python, "-c", TRIAL], check=True, cwd=ROOT)

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -155,12 +154,11 @@ def download(wanted: Sequence[str], folder: Path, python: str) -> list[Path]:
 
 def unmet(wheels: Iterable[Path], image: Image, python: str) -> Iterator[str]:
     """What the wheels ask for that is neither packed nor, by its list, in the image."""
-    packed = {name: (wheel, str(version)) for wheel in wheels
-              for name, version, *_ in [parse_wheel_filename(wheel.name)]}  # fmt: skip
-    environment = {**default_environment(), "python_version": python, "extra": ""}
-    environment["python_full_version"] = f"{python}.0"
-    there = {**image, **{name: version for name, (_, version) in packed.items()}}
-    for name, (wheel, _) in packed.items():
+    names = {wheel: parse_wheel_filename(wheel.name) for wheel in wheels}
+    packed = {wheel: (str(name), str(version)) for wheel, (name, version, *_) in names.items()}
+    there = {**image, **dict(packed.values())}
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    for wheel, (name, _) in packed.items():
         for required in map(Requirement, requirements_of(wheel)):
             if required.marker and not required.marker.evaluate(environment):
                 continue
