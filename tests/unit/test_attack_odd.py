@@ -42,7 +42,7 @@ def test_nothing_asks_for_a_long_answer() -> None:
         (Outcome(parts={**ON, "fsm": "switched off by an error: see the log"}), False),
         (Outcome(parts=ON, reports=["... Please report this ..."]), False),
         (Outcome(parts=ON, failed=[(Attack("a", "/"), "500")]), True),
-        (Outcome(parts=ON, worse_than_stock=[(Attack("a", "/"), "500", 400)]), False),
+        (Outcome(parts=ON, worse_than_stock=[(Attack("a", "/"), "500")]), False),
     ],
 )
 def test_an_outcome_passes_if_all_is_on_and_nothing_is_worse_than_stock(outcome, passed) -> None:

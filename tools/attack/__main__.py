@@ -1,6 +1,6 @@
 """Attacks a server of the demo model, and prints what it and other clients noticed.
 
-Owns the order of the attack and the table. The server is started here, on a loopback address, and
+Owns the order of the attack, and the limits. The server is started here, on a loopback address, and
 ends with the command. The requests are made from a seed, so an attack can be repeated.
 
     python -m tools.attack [--quick] [--seed N] [--json FILE]
@@ -12,157 +12,237 @@ two cores); `--quick` takes some minutes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import random
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from sgl_vllm.server_process import VllmServer
-from tools.attack import hostile, target
-from tools.attack.client import FORMATS, Attacker, Sent, cut_bodies
-from tools.attack.figures import Figures, spread
+from tools.attack import target
+from tools.attack.client import MAX_ANSWER_S, cut_bodies, problem, send_all
+from tools.attack.hostile import Attack, Phase, phases
+from tools.attack.target import Resident
 
-BYSTANDER_START_S = 3.0
+QUICK = 0.12
+WARM_UP = 0.04
+"""Shares of all requests."""
+
+MAX_GROWTH_BYTES = 300 << 20
+MAX_WORKERS_BYTES = 600 << 20
+"""They start with the first format that needs them, so they are not compared with before."""
+
+MAX_TTFT_RATIO = 2.0
+MAX_STOP_S = 10.0
+MAX_LOG_LINES = 2.0
 
 Step = Callable[[str, int], Callable[[], None]]
 """Begins a step of the progress bar, by its name and length. Returns what advances it by one."""
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much of each kind an attack has. `idle_s`: how long TTFT is measured before it."""
+class Check:
+    """One line of the result: what was measured, and whether it is within its limit."""
 
-    formats: int
-    mixed: int
-    pins: int
-    batches: int
-    batch_size: int
-    scrapes: int
-    cut_bodies: int
-    stops: int
-    idle_s: int
-
-
-FULL = Size(500, 1000, 300, 8, 1000, 1000, 200, 20, 30)
-QUICK = Size(60, 120, 60, 2, 200, 200, 40, 2, 8)
-WARM_UP = Size(20, 40, 5, 1, 50, 5, 0, 0, 0)
+    name: str
+    measured: str
+    limit: str
+    passed: bool
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Requests of one kind, `at_once` of which are under way."""
+class Answered:
+    """What became of one request. `error`: why it is a failure of the server, "" if it is not."""
 
-    name: str
-    requests: list[Sent]
-    at_once: int
-
-
-def phases(size: Size, seed: int) -> Iterator[Phase]:
-    """All requests of an attack, in order."""
-    rng = random.Random(seed)
-    yield Phase(FORMATS, [Sent(one) for one in hostile.formats(rng, size.formats)], 4)
-    mixed = [Sent(one.attack, one.leaves_after_s) for one in hostile.mixed(rng, size.mixed)]
-    yield Phase("mixed, half cut off", mixed, 8)
-    yield Phase("hints and fields", [Sent(one) for one in hostile.hints()], 4)
-    yield Phase("unreadable bodies", [Sent(one) for one in hostile.unreadable()], 4)
-    yield Phase("pins", [Sent(one) for one in hostile.pins(rng, size.pins)], 8)
-    batches = hostile.batches(rng, size.batches, size.batch_size)
-    yield Phase("batches", [Sent(one) for one in batches], 1)
-    yield Phase("scrapes", [Sent(one) for one in hostile.scrapes(size.scrapes)], 16)
+    phase: str
+    kind: str
+    status: int
+    seconds: float
+    error: str = ""
 
 
-def attack(size: Size, seed: int, step: Step) -> Figures:
-    """The whole attack, on servers of its own."""
-    advance = step("start", 1)
+@dataclass(frozen=True)
+class Figures:
+    """All that one attack has measured.
+
+    Attributes:
+        answered: every hostile request.
+        before, after: resident memory, idle, after a warm-up and after the attack.
+        ttft_s: times to the first token of another client's requests, by the phase in which they
+            were sent; of "idle", before the attack.
+        blocks_in_use: KV blocks that cannot be evicted when nothing runs.
+        flushed: whether the cache could be emptied, so that all blocks were free.
+        same_answers: for each greedy answer, whether it is as before the attack.
+        log_lines: lines in the server's log per request that was cut off.
+        stops_s: seconds from SIGTERM to the end of the server under load, per run. Infinite if it
+            did not end.
+    """
+
+    answered: Sequence[Answered]
+    before: Resident
+    after: Resident
+    ttft_s: dict[str, list[float]]
+    blocks_in_use: int
+    flushed: bool
+    same_answers: Sequence[bool]
+    log_lines: float
+    stops_s: Sequence[float]
+
+    def attacked_s(self) -> list[float]:
+        """Times to the first token in all phases of the attack."""
+        return [one for phase, times in self.ttft_s.items() if phase != "idle" for one in times]
+
+    def checks(self) -> list[Check]:
+        """Every limit, in the order of the table. What cannot be measured fails."""
+        answered, stops_s, same = self.answered, self.stops_s, self.same_answers
+        num_right = sum(not one.error for one in answered)
+        slowest = max((one.seconds for one in answered), default=math.inf)
+        idle, attacked = percentile(self.ttft_s["idle"], 99), percentile(self.attacked_s(), 99)
+        in_time = sum(seconds <= MAX_STOP_S for seconds in stops_s)
+        workers = self.after.workers
+        return [
+            Check(
+                "requests answered as they should be",
+                f"{num_right:,} of {len(answered):,}",
+                "all",
+                0 < len(answered) == num_right,
+            ),
+            Check(
+                "slowest answer",
+                f"{slowest:.1f} s",
+                f"{MAX_ANSWER_S:.0f} s",
+                slowest <= MAX_ANSWER_S,
+            ),
+            _growth("RSS of the API server", self.before.api, self.after.api),
+            _growth("RSS of the engine", self.before.engine, self.after.engine),
+            Check(
+                "RSS of the compile workers",
+                f"{workers >> 20} MB",
+                f"{MAX_WORKERS_BYTES >> 20} MB",
+                workers <= MAX_WORKERS_BYTES,
+            ),
+            Check(
+                "TTFT p99 of another client, attacked / idle",
+                f"{1000 * attacked:.0f} / {1000 * idle:.0f} ms = {attacked / idle:.2f}",
+                f"{MAX_TTFT_RATIO:.0f}x",
+                attacked <= MAX_TTFT_RATIO * idle < math.inf,
+            ),
+            Check(
+                "KV blocks in use afterwards",
+                f"{self.blocks_in_use}" + ("" if self.flushed else ", cache not emptied"),
+                "0",
+                self.blocks_in_use == 0 and self.flushed,
+            ),
+            Check(
+                "greedy answers as before",
+                f"{sum(same)} of {len(same)}",
+                "all",
+                bool(same) and all(same),
+            ),
+            Check(
+                "log lines per request that was cut off",
+                f"{self.log_lines:.2f}",
+                f"{MAX_LOG_LINES:.0f}",
+                self.log_lines <= MAX_LOG_LINES,
+            ),
+            Check(
+                f"ended within {MAX_STOP_S:.0f} s of SIGTERM",
+                f"{in_time} of {len(stops_s)}, slowest {max(stops_s, default=0):.1f} s",
+                "all",
+                0 < len(stops_s) == in_time,
+            ),
+        ]
+
+    def by_phase(self) -> dict[str, Counter[int]]:
+        """How many requests of each phase had each status."""
+        counts: dict[str, Counter[int]] = {}
+        for one in self.answered:
+            counts.setdefault(one.phase, Counter())[one.status] += 1
+        return counts
+
+
+def _growth(name: str, before: int, after: int) -> Check:
+    measured, limit = f"{before >> 20:,} -> {after >> 20:,} MB", f"+{MAX_GROWTH_BYTES >> 20} MB"
+    return Check(name, measured, limit, 0 < after <= before + MAX_GROWTH_BYTES)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of `values` do not exceed; infinite for none."""
+    if not values:
+        return math.inf
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+# -- the attack
+
+
+def attack(
+    share: float, seed: int, step: Step, *, num_stops: int = 20, idle_s: int = 30
+) -> Figures:
+    """The whole attack, on servers of its own. `idle_s`: how long TTFT is measured before it."""
+    stops_s: list[float] = []
     with target.demo_server() as server:
+        figures = _attack_one(server, share, seed, step, idle_s, stops_s)
+        advance = step("SIGTERM", num_stops)
+        stops_s.append(target.seconds_to_stop(server))
+    for _ in range(num_stops - 1):
         advance()
-        figures = _attack_one(server, size, seed, step)
-        advance = step("SIGTERM", size.stops)
-        stops_s = [target.seconds_to_stop(server)]
-        advance()
-    for _ in range(size.stops - 1):
         with target.demo_server() as another:
             stops_s.append(target.seconds_to_stop(another))
-        advance()
-    return replace(figures, stops_s=stops_s)
+    return figures
 
 
-def _attack_one(server: VllmServer, size: Size, seed: int, step: Step) -> Figures:
+def _attack_one(
+    server: VllmServer, share: float, seed: int, step: Step, idle_s: int, stops_s: list[float]
+) -> Figures:
     url = server.url
-    _send(url, phases(WARM_UP, seed + 1), lambda name, total: step(f"warm-up: {name}", total))
+    for phase in phases(WARM_UP, seed + 1):
+        _send(url, phase, [], step)
     target.unpin_all(url)
     target.fill_cache(url)
     answers = target.greedy_answers(url)
     target.wait_until_idle(url)
     before = target.resident(server)
-    with target.bystander(url) as other:
-        time.sleep(BYSTANDER_START_S)
-        idle_from = time.monotonic()
-        advance = step("idle", size.idle_s)
-        for _ in range(size.idle_s):
-            time.sleep(1)
-            advance()
-        attacked_from = time.monotonic()
-        attacker, ends = _send(url, phases(size, seed), step)
-    starts = [attacked_from, *ends.values()]
-    num_lines = target.num_log_lines(server)
-    advance = step("cut bodies", 1)
-    cut_bodies(url, size.cut_bodies, seed)
-    advance()
+    answered: list[Answered] = []
+    with target.bystander(url) as times_between:
+        time.sleep(3)  # it starts
+        marks = {"": time.monotonic()}
+        step("idle", 1)
+        time.sleep(idle_s)
+        marks["idle"] = time.monotonic()
+        for phase in phases(share, seed):
+            _send(url, phase, answered, step)
+            marks[phase.name] = time.monotonic()
+        spans = itertools.pairwise(marks.items())
+        ttft_s = {name: times_between(begun, ended) for (_, begun), (name, ended) in spans}
+    num_lines, num_cut = target.num_log_lines(server), max(1, round(200 * share))
+    cut_bodies(url, num_cut, seed)
     target.unpin_all(url)
     target.wait_until_idle(url)
-    log_lines = (target.num_log_lines(server) - num_lines) / size.cut_bodies
+    log_lines = (target.num_log_lines(server) - num_lines) / num_cut
     after = target.resident(server)
     same = [one == other for one, other in zip(answers, target.greedy_answers(url), strict=True)]
     target.wait_until_idle(url)
-    return Figures(
-        answered=attacker.answered,
-        before=before,
-        after=after,
-        ttft_idle_s=other.between(idle_from, attacked_from),
-        ttft_attack_s={
-            phase: other.between(start, end)
-            for start, (phase, end) in zip(starts, ends.items(), strict=False)
-        },
-        blocks_in_use=target.blocks_in_use(url),
-        flushed=target.flush(url),
-        same_answers=sum(same),
-        num_answers=len(same),
-        log_lines=log_lines,
-        stops_s=(),
-    )
+    in_use, flushed = target.blocks_in_use(url), target.flush(url)
+    return Figures(answered, before, after, ttft_s, in_use, flushed, same, log_lines, stops_s)
 
 
-def _send(url: str, all_phases: Iterator[Phase], step: Step) -> tuple[Attacker, dict[str, float]]:
-    """One phase after another. Returns when each ended, on the monotonic clock."""
-    attacker, ends = Attacker(url), {}
-    for phase in all_phases:
-        advance = step(phase.name, len(phase.requests))
-        attacker.run(phase.name, phase.requests, phase.at_once, advance)
-        ends[phase.name] = time.monotonic()
-    return attacker, ends
+def _send(url: str, phase: Phase, answered: list[Answered], step: Step) -> None:
+    advance = step(phase.name, len(phase.requests))
 
+    def on_answer(one: Attack, status: int, text: str, seconds: float) -> None:
+        error = problem(status, text, may_fail=phase.may_fail)
+        answered.append(Answered(phase.name, one.kind, status, seconds, error))
+        advance()
 
-def print_result(figures: Figures, console: Console) -> None:
-    """The checks as a table, then the requests that were not answered as they should be."""
-    table = Table("figure", "measured", "limit", "")
-    for check in figures.checks():
-        mark = "[green]ok" if check.passed else "[red]FAILED"
-        table.add_row(check.name, check.measured, check.limit, mark)
-    console.print(table)
-    for phase, statuses in figures.by_phase().items():
-        answers = ", ".join(f"{n} x {status}" for status, n in statuses.items())
-        ttft = spread(figures.ttft_attack_s.get(phase, ()))
-        waits = f"p50 {1000 * ttft['p50']:.0f}, p99 {1000 * ttft['p99']:.0f} ms"
-        console.print(f"{phase}: {answers}; TTFT of {ttft['count']} requests: {waits}")
-    for one in [one for one in figures.answered if one.error][:20]:
-        console.print(f"{one.phase}, {one.kind}: {one.error}", markup=False)
+    send_all(url, phase.requests, phase.at_once, on_answer)
 
 
 def main() -> int:
@@ -173,18 +253,31 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args()
     console = Console()
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+    with Progress(console=Console(stderr=True)) as progress:
 
         def step(name: str, total: int) -> Callable[[], None]:
             task = progress.add_task(name, total=total)
             return lambda: progress.advance(task)
 
-        figures = attack(QUICK if args.quick else FULL, args.seed, step)
-    print_result(figures, console)
+        if args.quick:
+            figures = attack(QUICK, args.seed, step, num_stops=2, idle_s=8)
+        else:
+            figures = attack(1, args.seed, step)
+    checks = figures.checks()
+    table = Table("figure", "measured", "limit", "")
+    for check in checks:
+        mark = "[green]ok" if check.passed else "[red]FAILED"
+        table.add_row(check.name, check.measured, check.limit, mark)
+    console.print(table)
+    for phase, statuses in figures.by_phase().items():
+        p50, p99 = (1000 * percentile(figures.ttft_s[phase], percent) for percent in (50, 99))
+        console.print(f"{phase}: {dict(statuses)}; TTFT p50 {p50:.0f}, p99 {p99:.0f} ms")
+    for one in [one for one in figures.answered if one.error][:20]:
+        console.print(f"{one.phase}, {one.kind}: {one.error}", markup=False)
     if args.json:
-        args.json.write_text(json.dumps(figures.to_json(), indent=1) + "\n")
-    return 0 if all(check.passed for check in figures.checks()) else 1
+        written = {"checks": [asdict(check) for check in checks], **asdict(figures)}
+        args.json.write_text(json.dumps(written, indent=1) + "\n")
+    return 0 if all(check.passed for check in checks) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,4 @@
-"""Sends hostile requests, and says what became of each.
-
-Owns how a request is sent and cut off, and which answers are failures of the server: none in
-`MAX_ANSWER_S`, a status of 500 or more, or an error without a message. A 500 is a right answer only
-to a format that others keep from being compiled.
-"""
+"""Sends requests, many at a time, and says what became of each."""
 
 from __future__ import annotations
 
@@ -12,97 +7,78 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
 
 import httpx
 
-from tools.attack.figures import MAX_ANSWER_S, Answered
 from tools.attack.hostile import Attack
 
 LEFT, NO_ANSWER = 0, -1
-FORMATS = "formats"
+"""In place of a status: the client left, or there was no answer."""
+
+MAX_ANSWER_S = 60.0
+"""Of hostile formats, four are under way, and a server compiles them one after another."""
+
+OnAnswer = Callable[[Attack, int, str, float], None]
+"""Gets a request, its status, the text of the answer or why there is none, and the seconds."""
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A request, and when its client leaves; None if it stays for the answer."""
+def send_all(url: str, requests: Iterable[Attack], at_once: int, on_answer: OnAnswer) -> None:
+    """Send all of `requests`, `at_once` at a time, and wait for their answers."""
+    waiting = iter(requests)
 
-    attack: Attack
-    leaves_after_s: float | None = None
+    async def worker(client: httpx.AsyncClient) -> None:
+        for one in waiting:  # shared by all workers
+            begun = time.monotonic()
+            status, text = await _send(client, one)
+            on_answer(one, status, text, time.monotonic() - begun)
 
-
-class Attacker:
-    """One attacking program. `answered` says what became of its requests, in order of their end."""
-
-    def __init__(self, url: str) -> None:
-        self.answered: list[Answered] = []
-        self._url = url
-
-    def run(
-        self, phase: str, requests: Iterable[Sent], at_once: int, on_answer: Callable[[], None]
-    ) -> None:
-        """Send all of `requests`, `at_once` at a time, and wait for their answers. `on_answer` is
-        called after each."""
-        asyncio.run(self._run(phase, requests, at_once, on_answer))
-
-    async def _run(
-        self, phase: str, requests: Iterable[Sent], at_once: int, on_answer: Callable[[], None]
-    ) -> None:
-        waiting = iter(requests)
-
-        async def worker(client: httpx.AsyncClient) -> None:
-            for sent in waiting:  # shared by all workers
-                self.answered.append(await _send(client, phase, sent))
-                on_answer()
-
+    async def run() -> None:
         # Shorter than the server's, which would close a connection while it is being used again.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
         async with (
-            httpx.AsyncClient(base_url=self._url, timeout=MAX_ANSWER_S, limits=limits) as client,
+            httpx.AsyncClient(base_url=url, timeout=MAX_ANSWER_S, limits=limits) as client,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(at_once):
                 group.create_task(worker(client))
 
+    asyncio.run(run())
 
-async def _send(client: httpx.AsyncClient, phase: str, sent: Sent) -> Answered:
-    attack, begun = sent.attack, time.monotonic()
-    headers = {"Content-Type": "application/json", **attack.headers}
-    status, error = LEFT, ""
+
+async def _send(client: httpx.AsyncClient, one: Attack) -> tuple[int, str]:
+    headers = {"Content-Type": "application/json", **one.headers}
+
+    async def ask() -> httpx.Response:
+        return await client.request(one.method, one.path, content=one.body, headers=headers)
+
     try:
-        async with asyncio.timeout(sent.leaves_after_s or MAX_ANSWER_S):
-            ask = partial(
-                client.request, attack.method, attack.path, content=attack.body, headers=headers
-            )
+        async with asyncio.timeout(one.leaves_after_s or MAX_ANSWER_S):
             try:
                 answer = await ask()
-            except httpx.ReadError:
+            except (httpx.ReadError, httpx.RemoteProtocolError):
                 # vLLM answers some bodies with 500 and closes the connection, which the client has
                 # already used again. So does any server for a connection that was idle.
                 answer = await ask()
-        status = answer.status_code
-        error = problem(phase, answer)
+        return answer.status_code, answer.text
     except TimeoutError:
-        if sent.leaves_after_s is None:
-            status, error = NO_ANSWER, "no answer in time"
+        return (NO_ANSWER, "no answer in time") if one.leaves_after_s is None else (LEFT, "")
     except httpx.HTTPError as failure:
-        status, error = NO_ANSWER, f"{type(failure).__name__}: {failure}"
-    return Answered(phase, attack.kind, status, time.monotonic() - begun, error)
+        return NO_ANSWER, f"{type(failure).__name__}: {failure}"
 
 
-def problem(phase: str, answer: httpx.Response) -> str:
-    """Why `answer` is a failure of the server; "" if it is not."""
-    if answer.status_code < 400:
+def problem(status: int, text: str, *, may_fail: bool) -> str:
+    """Why an answer is a failure of the server: none, a status of 500 or more unless it may fail,
+    or an error without a message. "" if it is not."""
+    if status == NO_ANSWER:
+        return text
+    if status < 400:
         return ""
     try:
-        body = answer.json()
+        body = json.loads(text)
         message = body["error"]["message"] if "error" in body else body["detail"]
     except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code} without a message: {answer.text[:200]}"
-    if answer.status_code >= 500 and phase != FORMATS:
-        return f"{answer.status_code}: {message[:200]}"
-    return ""
+        return f"{status} without a message: {text[:200]}"
+    return f"{status}: {message[:200]}" if status >= 500 and not may_fail else ""
 
 
 def cut_bodies(url: str, count: int, seed: int) -> None:

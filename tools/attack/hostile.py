@@ -10,11 +10,11 @@ import json
 import random
 import string
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any  # Any: JSON
 
-# Any: JSON.
 Json = dict[str, Any]
+Make = Callable[[random.Random], Json]
 
 NESTING = 100_000
 LONG = "x" * 100_000
@@ -32,6 +32,7 @@ class Attack:
         body: the body as it is sent.
         headers: besides the content type.
         method: of HTTP.
+        leaves_after_s: when its client leaves; None if it stays for the answer.
     """
 
     kind: str
@@ -39,6 +40,18 @@ class Attack:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     method: str = "POST"
+    leaves_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Requests of one kind, `at_once` of which are under way. A 500 is a right answer only to
+    formats that others keep from being compiled."""
+
+    name: str
+    requests: list[Attack]
+    at_once: int
+    may_fail: bool = False
 
 
 def completion(**fields: Any) -> Json:
@@ -46,10 +59,34 @@ def completion(**fields: Any) -> Json:
     return {"model": "demo", "prompt": "Hi", "max_tokens": 4, "temperature": 0, **fields}
 
 
+def chat(**fields: Any) -> Json:
+    body = completion(**{"messages": [{"role": "user", "content": "Hi"}], **fields})
+    del body["prompt"]
+    return body
+
+
 def attack(kind: str, path: str, body: Any, **headers: str) -> Attack:
     """`body` is JSON, `path` begins after `/v1`. Encoded in ASCII, so that half of a surrogate
     pair can be sent."""
     return Attack(kind, f"/v1/{path}", json.dumps(body).encode(), headers)
+
+
+def phases(share: float, seed: int) -> list[Phase]:
+    """All requests of an attack, in order, or a share of them."""
+    rng = random.Random(seed)
+
+    def some(count: int) -> int:
+        return round(count * share)
+
+    return [
+        Phase("formats", [*formats(rng, some(500))], 4, may_fail=True),
+        Phase("mixed, half cut off", [*mixed(rng, some(1000))], 8),
+        Phase("hints and fields", [*hints()], 4),
+        Phase("unreadable bodies", [*unreadable()], 4),
+        Phase("pins", [*pins(rng, some(300))], 8),
+        Phase("batches", [*batches(rng, 1 + some(7), 1 + some(999))], 1),
+        Phase("scrapes", [*scrapes(some(1000))], 16),
+    ]
 
 
 # -- formats
@@ -71,27 +108,10 @@ def _regex_of_counts(rng: random.Random) -> Json:
     return {"regex": text}
 
 
-def _regex_of_exponential_size(rng: random.Random) -> Json:
-    return {"regex": f"({rng.choice(['a|b', '.', 'x|xx'])})*a(a|b){{{rng.randint(10, 60)}}}"}
-
-
-def _regex_of_options(rng: random.Random) -> Json:
-    return {"regex": f"({rng.choice('abc')}?)" * rng.randint(100, 30_000)}
-
-
-def _regex_of_noise(rng: random.Random) -> Json:
-    alphabet = "ab()[]{}*+?|\\^$.-,0123456789é\u2028" + HALF_A_PAIR
-    return {"regex": "".join(rng.choices(alphabet, k=rng.randint(1, 300)))}
-
-
 def _regex_nested(rng: random.Random) -> Json:
     depth = rng.randint(10, 20_000)
     closing = ")" * (depth if rng.random() < 0.7 else depth - 1)
     return {"regex": "(" * depth + "a" + closing + rng.choice(["", "*", "{3}"])}
-
-
-def _regex_of_assertions(rng: random.Random) -> Json:
-    return {"regex": rng.choice([r"(?=a)b", r"(?<!x)y", r"(a)\1", r"a\bb", r"^$^$", r"[^\s\S]"])}
 
 
 def _schema_of_counts(rng: random.Random) -> Json:
@@ -105,10 +125,8 @@ def _schema_of_counts(rng: random.Random) -> Json:
 
 def _schema_of_lengths(rng: random.Random) -> Json:
     low = rng.randint(0, 10 ** rng.randint(1, 10))
-    ranges = [
-        {"type": "string", "minLength": low, "maxLength": low + number}
-        for number in range(rng.randint(1, 60))
-    ]
+    highs = range(low, low + rng.randint(1, 60))
+    ranges = [{"type": "string", "minLength": low, "maxLength": high} for high in highs]
     return {"json": {"anyOf": ranges}}
 
 
@@ -129,52 +147,25 @@ def _schema_of_references(rng: random.Random) -> Json:
     return {"json": {"$ref": f"#/$defs/{names[0]}", "$defs": definitions}}
 
 
+_VALUES_OF_KEYWORDS = [None, True, -1, 1e308, "", "x", [], [1], {}, {"a": 1}, HALF_A_PAIR]
+_KEYWORDS = (
+    *("type", "properties", "required", "items", "prefixItems", "enum", "const", "$ref", "$defs"),
+    *("anyOf", "allOf", "oneOf", "not", "minimum", "maximum", "multipleOf", "minLength"),
+    *("maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems"),
+    *("additionalProperties", "patternProperties", "propertyNames", "dependentRequired"),
+    *("if", "then"),
+)
+
+
 def _schema_of_wrong_types(rng: random.Random) -> Json:
-    values = [None, True, -1, 1e308, "", "x", [], [1], {}, {"a": 1}, HALF_A_PAIR]
-    keywords = [
-        "type",
-        "properties",
-        "required",
-        "items",
-        "prefixItems",
-        "enum",
-        "const",
-        "$ref",
-        "$defs",
-        "anyOf",
-        "allOf",
-        "oneOf",
-        "not",
-        "minimum",
-        "maximum",
-        "multipleOf",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "additionalProperties",
-        "patternProperties",
-        "propertyNames",
-        "dependentRequired",
-        "if",
-        "then",
-    ]
-    chosen = rng.sample(keywords, rng.randint(1, 8))
-    return {"json": {keyword: rng.choice(values) for keyword in chosen}}
+    chosen = rng.sample(_KEYWORDS, rng.randint(1, 8))
+    return {"json": {keyword: rng.choice(_VALUES_OF_KEYWORDS) for keyword in chosen}}
 
 
 def _schema_of_contradictions(rng: random.Random) -> Json:
     low = rng.uniform(-1e6, 1e6)
     number = {"type": "number", "minimum": low, "exclusiveMaximum": low - rng.choice([0, 1])}
     return {"json": {"allOf": [number, {"type": rng.choice(["string", "integer"])}]}}
-
-
-def _schema_of_values(rng: random.Random) -> Json:
-    values = ["".join(rng.choices(string.ascii_letters, k=12)) for _ in range(rng.randint(1, 9000))]
-    return {"json": {"enum": values}}
 
 
 def _schema_of_members(rng: random.Random) -> Json:
@@ -204,9 +195,14 @@ def _grammar_of_growth(rng: random.Random) -> Json:
     return {"grammar": "\n".join(["root ::= r0", *rules, f'r{depth} ::= "a"'])}
 
 
-def _grammar_of_noise(rng: random.Random) -> Json:
-    alphabet = ["root", "::=", '"a"', "|", "(", ")", "*", "\n", "start:", "r", "[a-", "/x/", "%"]
-    return {"grammar": " ".join(rng.choices(alphabet, k=rng.randint(1, 200)))}
+_ESCAPES = (
+    *(r"\'", r"\?", r"\e", r"\x41", r"\ud83d\ude00", r"\ude00", r"\U0001f600", r"\q", "\\\\"),
+)
+
+
+def _grammar_of_escapes(rng: random.Random) -> Json:
+    text = "".join(rng.choices(_ESCAPES, k=rng.randint(1, 40)))
+    return {"grammar": rng.choice((f'root ::= "{text}" | "no"', f"root ::= [{text}]+"))}
 
 
 def _structural_tag(rng: random.Random) -> Json:
@@ -233,64 +229,49 @@ def _tag_of_wide_parts(rng: random.Random) -> Json:
     return {"structural_tag": json.dumps({"type": "structural_tag", "format": part(2)})}
 
 
-def _grammar_of_escapes(rng: random.Random) -> Json:
-    escapes = [
-        r"\'",
-        r"\?",
-        r"\e",
-        r"\x41",
-        r"\ud83d\ude00",
-        r"\ude00",
-        r"\U0001f600",
-        r"\q",
-        "\\\\",
-    ]
-    text = "".join(rng.choices(escapes, k=rng.randint(1, 40)))
-    return {"grammar": rng.choice((f'root ::= "{text}" | "no"', f"root ::= [{text}]+"))}
+_NOISE = "ab()[]{}*+?|\\^$.-,0123456789é\u2028" + HALF_A_PAIR
+_ASSERTIONS = [r"(?=a)b", r"(?<!x)y", r"(a)\1", r"a\bb", r"^$^$", r"[^\s\S]"]
+_GRAMMAR_NOISE = ["root", "::=", '"a"', "|", "(", ")", "*", "\n", "start:", "r", "[a-", "/x/", "%"]
+_WRONG_SHAPES: list[Any] = [
+    *({}, {"regex": "a", "choice": ["b"]}, {"json": "{"}, {"json": 5}, {"regex": None}),
+    *({"regex": ["a"]}, {"json_object": True, "grammar": 'root ::= "a"'}, {"unknown": 1}),
+    *({"json": [[]]}, [], "regex", 7),
+]
 
-
-def _of_wrong_shape(rng: random.Random) -> Json:
-    shapes: list[Any] = [
-        {},
-        {"regex": "a", "choice": ["b"]},
-        {"json": "{"},
-        {"json": 5},
-        {"regex": None},
-        {"regex": ["a"]},
-        {"json_object": True, "grammar": 'root ::= "a"'},
-        {"unknown": 1},
-        {"json": [[]]},
-        [],
-        "regex",
-        7,
-    ]
-    shape: Json = rng.choice(shapes)
-    return shape
-
-
-_FORMATS: dict[str, Callable[[random.Random], Json]] = {
+_FORMATS: dict[str, Make] = {
     "regex: counts": _regex_of_counts,
-    "regex: exponential": _regex_of_exponential_size,
-    "regex: options": _regex_of_options,
-    "regex: noise": _regex_of_noise,
+    "regex: exponential": lambda rng: {
+        "regex": f"({rng.choice(['a|b', '.', 'x|xx'])})*a(a|b){{{rng.randint(10, 60)}}}"
+    },
+    "regex: options": lambda rng: {"regex": f"({rng.choice('abc')}?)" * rng.randint(100, 30_000)},
+    "regex: noise": lambda rng: {"regex": "".join(rng.choices(_NOISE, k=rng.randint(1, 300)))},
     "regex: nesting": _regex_nested,
-    "regex: assertions": _regex_of_assertions,
+    "regex: assertions": lambda rng: {"regex": rng.choice(_ASSERTIONS)},
     "schema: counts": _schema_of_counts,
     "schema: lengths": _schema_of_lengths,
     "schema: nesting": _schema_nested,
     "schema: references": _schema_of_references,
     "schema: wrong types": _schema_of_wrong_types,
     "schema: contradictions": _schema_of_contradictions,
-    "schema: values": _schema_of_values,
+    "schema: values": lambda rng: {
+        "json": {
+            "enum": [
+                "".join(rng.choices(string.ascii_letters, k=12))
+                for _ in range(rng.randint(1, 9000))
+            ]
+        }
+    },
     "schema: members": _schema_of_members,
     "choices": _choices,
     "grammar: rules": _grammar_of_rules,
     "grammar: growth": _grammar_of_growth,
-    "grammar: noise": _grammar_of_noise,
+    "grammar: noise": lambda rng: {
+        "grammar": " ".join(rng.choices(_GRAMMAR_NOISE, k=rng.randint(1, 200)))
+    },
     "grammar: escapes": _grammar_of_escapes,
     "structural tag": _structural_tag,
     "structural tag: wide parts": _tag_of_wide_parts,
-    "wrong shape": _of_wrong_shape,
+    "wrong shape": lambda rng: rng.choice(_WRONG_SHAPES),
 }
 
 
@@ -332,10 +313,9 @@ def hints() -> Iterator[Attack]:
             for name in FIELDS:
                 yield attack(f"{name}: {json_type}", "completions", completion(**{name: value}))
             yield attack(f"pin: {json_type}", "sgl/pin", {"prompt": "Hi", "cache_salt": value})
-            score = {"prompt": value, "continuations": value, "cache_salt": value}
-            yield attack(f"score: {json_type}", "sgl/score", score)
-            match = {"prompt": value, "candidates": value, "cache_salt": value}
-            yield attack(f"match: {json_type}", "sgl/match", match)
+            for path, listed in (("score", "continuations"), ("match", "candidates")):
+                body = {"prompt": value, listed: value, "cache_salt": value}
+                yield attack(f"{path}: {json_type}", f"sgl/{path}", body)
 
 
 # -- floods of the plugin's own routes
@@ -395,41 +375,25 @@ def scrapes(count: int) -> Iterator[Attack]:
 # -- a mix of ordinary requests, of which half are to be cut off
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """An ordinary request, whose client leaves after `leaves_after_s`; None if it stays."""
-
-    attack: Attack
-    leaves_after_s: float | None
-
-
-def mixed(rng: random.Random, count: int) -> Iterator[Mixed]:
+def mixed(rng: random.Random, count: int) -> Iterator[Attack]:
     """Requests of all kinds, half of which are cut off at a random time."""
     shared = [[rng.randrange(10, 4000) for _ in range(rng.randint(20, 400))] for _ in range(6)]
     for number in range(count):
-        one = _ordinary(rng, number, shared)
-        yield Mixed(one, rng.uniform(0.0, 0.8) if rng.random() < 0.5 else None)
-
-
-def _ordinary(rng: random.Random, number: int, shared: list[list[int]]) -> Attack:
-    prompt = [*rng.choice(shared)[: rng.randint(1, 400)], rng.randrange(10, 4000)]
-    body = completion(prompt=prompt, max_tokens=rng.randint(1, 40), ignore_eos=True)
-    kind = rng.choice(["plain", "stream", "salt", "n", "regex", "schema", "logprobs", "chat"])
-    if kind == "stream":
-        body |= {"stream": True}
-    elif kind == "salt":
-        body |= {"cache_salt": f"salt {number % 4}"}
-    elif kind == "n":
-        body |= {"n": rng.randint(2, 4), "temperature": 1.0}
-    elif kind == "regex":
-        body |= {"structured_outputs": {"regex": rng.choice(["[0-9]{3,9}", "yes, it is|no"])}}
-    elif kind == "schema":
+        prompt = [*rng.choice(shared)[: rng.randint(1, 400)], rng.randrange(10, 4000)]
         schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {}}}
-        body |= {"structured_outputs": {"json": schema}}
-    elif kind == "logprobs":
-        body |= {"prompt_logprobs": 0, "vllm_xargs": {"sgl_score_from": len(prompt)}}
-    elif kind == "chat":
-        del body["prompt"]
-        body |= {"messages": [{"role": "user", "content": f"Question {number % 9}"}]}
-    path = "chat/completions" if kind == "chat" else "completions"
-    return attack(f"mixed: {kind}", path, body)
+        kinds: dict[str, Json] = {
+            "plain": {},
+            "stream": {"stream": True},
+            "salt": {"cache_salt": f"salt {number % 4}"},
+            "n": {"n": rng.randint(2, 4), "temperature": 1.0},
+            "regex": {"structured_outputs": {"regex": rng.choice(["[0-9]{3,9}", "yes, it|no"])}},
+            "schema": {"structured_outputs": {"json": schema}},
+            "logprobs": {"prompt_logprobs": 0, "vllm_xargs": {"sgl_score_from": len(prompt)}},
+            "chat": {"messages": [{"role": "user", "content": f"Question {number % 9}"}]},
+        }
+        kind = rng.choice(list(kinds))
+        fields = {"max_tokens": rng.randint(1, 40), "ignore_eos": True, **kinds[kind]}
+        path = "chat/completions" if kind == "chat" else "completions"
+        body = chat(**fields) if kind == "chat" else completion(prompt=prompt, **fields)
+        leaves_after_s = rng.uniform(0.0, 0.8) if rng.random() < 0.5 else None
+        yield replace(attack(f"mixed: {kind}", path, body), leaves_after_s=leaves_after_s)

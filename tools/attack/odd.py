@@ -17,7 +17,7 @@ from typing import Any  # Any: JSON
 from sgl_vllm.fsm.schema import SchemaSemantics
 from tests.unit.fsm.format_fuzz import REFUSALS, compiled
 from tests.unit.fsm.random_formats import random_format, random_schema, random_spec
-from tools.attack.hostile import HALF_A_PAIR, Attack, Json, completion
+from tools.attack.hostile import HALF_A_PAIR, Attack, Json, attack, chat, completion
 
 TEXTS = (
     *("", "x", "a b", "\0", "\n", "\x1b[31m", "é", "😀", "\u2028", HALF_A_PAIR, "\ud83d\ude00"),
@@ -82,10 +82,6 @@ def value(rng: random.Random, depth: int = 2) -> Any:
     return rng.choice(makers)()
 
 
-def _post(kind: str, path: str, body: Any, **headers: str) -> Attack:
-    return Attack(kind, f"/v1/{path}", json.dumps(body).encode(), headers)
-
-
 def _is_cheap(kind: str, spec: str) -> bool:
     with contextlib.suppress(*REFUSALS):
         compiled(kind, spec, SchemaSemantics.STRICT)
@@ -112,13 +108,7 @@ def _structured(rng: random.Random) -> tuple[str, Json]:
 def _format(rng: random.Random) -> Attack:
     kind, structured = _structured(rng)
     body = completion(structured_outputs=structured, max_tokens=rng.randint(1, 6))
-    return _post(kind, "completions", body)
-
-
-def _chat(**fields: Any) -> Json:
-    body = completion(messages=[{"role": "user", "content": "Hi"}], **fields)
-    del body["prompt"]
-    return body
+    return attack(kind, "completions", body)
 
 
 def _format_in_chat(rng: random.Random) -> Attack:
@@ -132,7 +122,7 @@ def _format_in_chat(rng: random.Random) -> Attack:
         "odd": lambda: {"type": value(rng), "json_schema": value(rng)},
     }
     kind = rng.choice(list(makers))
-    return _post(kind, "chat/completions", _chat(response_format=makers[kind]()))
+    return attack(kind, "chat/completions", chat(response_format=makers[kind]()))
 
 
 def _format_and_fields(rng: random.Random) -> Attack:
@@ -152,7 +142,7 @@ def _format_and_fields(rng: random.Random) -> Attack:
     }
     chosen = {name: fields[name] for name in rng.sample(list(fields), 3)}
     body = completion(structured_outputs=structured, **chosen)
-    return _post(f"{kind}, {', '.join(sorted(chosen))}", "completions", body)
+    return attack(f"{kind}, {', '.join(sorted(chosen))}", "completions", body)
 
 
 def _hints(rng: random.Random) -> Attack:
@@ -175,21 +165,21 @@ def _hints(rng: random.Random) -> Attack:
     if rng.random() < 0.2:
         fields |= {"echo": True, "logprobs": 1}
     body = completion(vllm_xargs=given, cache_salt=rng.choice(("s", "t")), **fields)
-    return _post(", ".join(sorted(chosen)), "completions", body)
+    return attack(", ".join(sorted(chosen)), "completions", body)
 
 
 def _fields(rng: random.Random) -> Attack:
     chosen = rng.sample(FIELDS, rng.randint(1, 3))
     path = rng.choice(("completions", "completions", "chat/completions", "responses"))
     fields = {name: value(rng) for name in chosen}
-    body = _chat(**fields) if path == "chat/completions" else completion(**fields)
+    body = chat(**fields) if path == "chat/completions" else completion(**fields)
     if path == "responses":
         body |= {"input": body.pop("prompt", "Hi")}
     # What a client may ask for in earnest would take the rest of the run.
     for name in ("max_tokens", "n", "best_of", "min_tokens"):
         if isinstance(number := body.get(name), int) and not isinstance(number, bool):
             body[name] = min(number, 4)
-    return _post(", ".join(sorted(chosen)), path, body)
+    return attack(", ".join(sorted(chosen)), path, body)
 
 
 def _tools(rng: random.Random) -> Attack:
@@ -206,8 +196,8 @@ def _tools(rng: random.Random) -> Attack:
     ]
     named = {"type": "function", "function": {"name": "search"}}
     choice = rng.choice(("auto", "required", "none", named, value(rng)))
-    body = _chat(tools=tools, tool_choice=choice, parallel_tool_calls=rng.random() < 0.5)
-    return _post(str(choice)[:20], "chat/completions", body)
+    body = chat(tools=tools, tool_choice=choice, parallel_tool_calls=rng.random() < 0.5)
+    return attack(str(choice)[:20], "chat/completions", body)
 
 
 def _headers(rng: random.Random) -> Attack:
@@ -217,7 +207,7 @@ def _headers(rng: random.Random) -> Attack:
         ("X-Request-Id", "X-Session-Id", "X-data-parallel-rank", "traceparent", "Origin", "Accept")
     )
     body = completion(request_id=rng.choice(TEXTS)) if rng.random() < 0.5 else completion()
-    return _post(name, "completions", body, **{name: rng.choice(plain).strip()})
+    return attack(name, "completions", body, **{name: rng.choice(plain).strip()})
 
 
 def _prompt(rng: random.Random) -> Any:
@@ -243,7 +233,7 @@ def _own_route(rng: random.Random) -> Attack:
     }
     path = rng.choice(list(bodies))
     body = bodies[path] if rng.random() < 0.8 else value(rng)
-    return _post(path, f"sgl/{path}", body)
+    return attack(path, f"sgl/{path}", body)
 
 
 def _question(rng: random.Random) -> Attack:

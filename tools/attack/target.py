@@ -1,27 +1,30 @@
-"""The attacked server: its processes, blocks and greedy answers.
+"""The attacked server: its processes, blocks and greedy answers; and another client of it.
 
 Owns what is read from it before and after an attack, and how long it takes to end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
 
 import httpx
 import psutil
 
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import VllmServer
-from tools.attack.figures import Resident
 from tools.attack.hostile import completion
 
 STOP_TIMEOUT_S = 60.0
@@ -37,13 +40,7 @@ CPU_SETTINGS = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
 }
 
-ENGINE = "EngineCore"
-"""In the title of an engine's process."""
-
-WORKER = "sgl_vllm.fsm"
-"""In the command of a process that compiles formats (`sgl_vllm/fsm/worker.py`)."""
-
-GREEDY: list[dict[str, object]] = [
+GREEDY: list[dict[str, Any]] = [
     {"prompt": "Once upon a time there was a hare"},
     {"prompt": [20 + number for number in range(300)]},
     {"prompt": [20 + number for number in range(170)], "cache_salt": "mine"},
@@ -63,17 +60,29 @@ GREEDY: list[dict[str, object]] = [
 ]
 
 
-def demo_server() -> VllmServer:
-    """A server of the demo model with the plugin, not started."""
+def demo_server(
+    *arguments: str,
+    plugin: bool = True,
+    num_blocks: int = NUM_BLOCKS,
+    max_model_len: int = MAX_MODEL_LEN,
+    log_path: Path | None = None,
+) -> VllmServer:
+    """A server of the demo model, not started."""
     return VllmServer(
         MODEL_PATH,
-        plugin=True,
+        plugin=plugin,
         served_model_name="demo",
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         block_size=BLOCK_SIZE,
-        extra_args=["--num-gpu-blocks-override", str(NUM_BLOCKS)],
+        extra_args=["--num-gpu-blocks-override", str(num_blocks), *arguments],
         env=CPU_SETTINGS,
+        log_path=log_path,
     )
+
+
+def _ask(url: str, **fields: Any) -> str:
+    answer = httpx.post(f"{url}/v1/completions", json=completion(**fields), timeout=60)
+    return json.dumps(answer.raise_for_status().json()["choices"][0]["text"])
 
 
 def fill_cache(url: str) -> None:
@@ -81,45 +90,38 @@ def fill_cache(url: str) -> None:
     memory, which would seem to grow later."""
     rng = random.Random(0)
     length = MAX_MODEL_LEN - 48
-    with httpx.Client(base_url=url, timeout=60) as client:
-        for _ in range(NUM_BLOCKS * BLOCK_SIZE // length + 2):
-            prompt = [rng.randrange(10, 4000) for _ in range(length)]
-            body = completion(prompt=prompt) | {"max_tokens": 1}
-            client.post("/v1/completions", json=body).raise_for_status()
+    for _ in range(NUM_BLOCKS * BLOCK_SIZE // length + 2):
+        _ask(url, prompt=[rng.randrange(10, 4000) for _ in range(length)], max_tokens=1)
 
 
 def greedy_answers(url: str) -> list[str]:
     """The answers to fixed requests, one after another."""
-    answers = []
-    with httpx.Client(base_url=url, timeout=60) as client:
-        for fields in GREEDY:
-            answer = client.post("/v1/completions", json=completion(**fields) | {"max_tokens": 24})
-            answers.append(json.dumps(answer.raise_for_status().json()["choices"][0]["text"]))
-    return answers
+    return [_ask(url, max_tokens=24, **fields) for fields in GREEDY]
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Resident bytes of a server's processes: that which answers HTTP, the engines', and those in
+    which formats are compiled first."""
+
+    api: int
+    engine: int
+    workers: int
 
 
 def resident(server: VllmServer) -> Resident:
     """Memory of the processes that run now."""
-    api = engine = workers = 0
+    sizes = {"EngineCore": 0, "sgl_vllm.fsm": 0, "": 0}  # by what is in the command
     for process in server_processes(server):
-        size, command = process.memory_info().rss, " ".join(process.cmdline())
-        if ENGINE in command:
-            engine += size
-        elif WORKER in command:
-            workers += size
-        else:
-            api += size
-    return Resident(api, engine, workers)
+        command = " ".join(process.cmdline())
+        kind = next(name for name in sizes if name in command)
+        sizes[kind] += process.memory_info().rss
+    return Resident(sizes[""], sizes["EngineCore"], sizes["sgl_vllm.fsm"])
 
 
 def server_processes(server: VllmServer) -> list[psutil.Process]:
     """`vllm serve`, and all that it has started."""
     return psutil.Process(server.pid).children(recursive=True)
-
-
-def _main_process(server: VllmServer) -> psutil.Process:
-    (process,) = psutil.Process(server.pid).children()
-    return process
 
 
 def num_log_lines(server: VllmServer) -> int:
@@ -166,39 +168,54 @@ def flush(url: str) -> bool:
     return httpx.post(f"{url}/v1/sgl/flush_cache", json={}, timeout=60).status_code == 200
 
 
-class Bystander:
-    """Another client, in a process of its own, whose times to the first token are kept."""
-
-    def __init__(self, url: str) -> None:
-        command = [sys.executable, "-m", "tools.attack.bystander", url]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self._seen: list[tuple[float, float]] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            sent_at, seconds = map(float, line.split())
-            self._seen.append((sent_at, seconds))
-
-    def between(self, start: float, end: float) -> list[float]:
-        """Seconds to the first token, of requests sent in that time of the monotonic clock."""
-        return [seconds for sent_at, seconds in list(self._seen) if start <= sent_at < end]
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._reader.join(10)
+# -- another client
 
 
 @contextmanager
-def bystander(url: str) -> Iterator[Bystander]:
-    client = Bystander(url)
+def bystander(url: str) -> Iterator[Callable[[float, float], list[float]]]:
+    """Another client, in a process of its own. Gives the times to first tokens, in seconds, of the
+    requests that it sent between two moments of the monotonic clock."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_stream_short, args=(url, queue), daemon=True)
+    process.start()
+    seen: list[tuple[float, float]] = []
+
+    def between(start: float, end: float) -> list[float]:
+        with contextlib.suppress(Empty):
+            while True:
+                seen.append(queue.get(timeout=0.1))
+        return [seconds for sent_at, seconds in seen if start <= sent_at < end]
+
     try:
-        yield client
+        yield between
     finally:
-        client.stop()
+        process.terminate()
+        process.join()
+
+
+def _stream_short(url: str, queue: Any) -> None:
+    rng = random.Random(1)
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while True:
+            prompt = [rng.randrange(10, 4000) for _ in range(60)]
+            body = completion(prompt=prompt, max_tokens=2, stream=True)
+            sent_at = time.monotonic()
+            has_begun = False
+            try:
+                with client.stream("POST", "/v1/completions", json=body) as answer:
+                    answer.raise_for_status()
+                    for line in answer.iter_lines():
+                        if not has_begun and line.startswith("data: {"):
+                            has_begun = True
+                            queue.put((sent_at, time.monotonic() - sent_at))
+            except httpx.RemoteProtocolError:  # the server closes a connection that was idle
+                if has_begun:
+                    raise
+            time.sleep(0.05)
+
+
+# -- its end
 
 
 def seconds_to_stop(server: VllmServer) -> float:
@@ -208,15 +225,18 @@ def seconds_to_stop(server: VllmServer) -> float:
     """
     processes = server_processes(server)
     stopping = threading.Event()
+    body = completion(max_tokens=1900, ignore_eos=True, stream=True)
+    polls = [("GET", "/v1/sgl/stats", None)] * 4 + [("GET", "/metrics", None)]
     clients = [
-        threading.Thread(target=work, args=(server.url, stopping), daemon=True)
-        for work in (_poll, _poll, _poll, _poll, _scrape, _stream, _stream)
+        threading.Thread(target=_ask_until, args=(stopping, server.url, *request), daemon=True)
+        for request in [*polls, *[("POST", "/v1/completions", body)] * 2]
     ]
     for client in clients:
         client.start()
     time.sleep(1.5)
     begun = time.monotonic()
-    _main_process(server).send_signal(signal.SIGTERM)
+    (main,) = psutil.Process(server.pid).children()
+    main.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs(processes, STOP_TIMEOUT_S)
     seconds = time.monotonic() - begun
     stopping.set()
@@ -226,30 +246,9 @@ def seconds_to_stop(server: VllmServer) -> float:
     return math.inf if left else seconds
 
 
-def _until(stopping: threading.Event, url: str, path: str) -> None:
+def _ask_until(stopping: threading.Event, url: str, method: str, path: str, body: Any) -> None:
     while not stopping.is_set():
         try:
-            httpx.get(f"{url}{path}", timeout=STOP_TIMEOUT_S)
+            httpx.request(method, f"{url}{path}", json=body, timeout=STOP_TIMEOUT_S)
         except httpx.HTTPError:  # the server has ended
-            stopping.wait(0.1)
-
-
-def _poll(url: str, stopping: threading.Event) -> None:
-    _until(stopping, url, "/v1/sgl/stats")
-
-
-def _scrape(url: str, stopping: threading.Event) -> None:
-    _until(stopping, url, "/metrics")
-
-
-def _stream(url: str, stopping: threading.Event) -> None:
-    body = completion(max_tokens=1900, ignore_eos=True, stream=True)
-    while not stopping.is_set():
-        try:
-            with httpx.stream(
-                "POST", f"{url}/v1/completions", json=body, timeout=STOP_TIMEOUT_S
-            ) as answer:
-                for _ in answer.iter_lines():
-                    pass
-        except httpx.HTTPError:
             stopping.wait(0.1)
