@@ -31,18 +31,8 @@ NEED_A_MODEL = (
 )
 """Files that run a model from Hugging Face in an engine."""
 
-OPT = {
-    "architectures": ["OPTForCausalLM"],
-    "model_type": "opt",
-    "ffn_dim": 3072,
-    "hidden_size": 768,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 12,
-    "torch_dtype": "float16",
-    "vocab_size": 50272,
-    "word_embed_proj_dim": 768,
-}
+OPT = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "torch_dtype": "float16"}
+"""Transformers' defaults are those of opt-125m."""
 
 SWITCH = '''
 """Gives vLLM's tests the plugin's classes under vLLM's names, as the plugin gives them to vLLM."""

@@ -106,59 +106,31 @@ class Figures:
         slowest = max((one.seconds for one in answered), default=math.inf)
         idle, attacked = percentile(self.ttft_s["idle"], 99), percentile(self.attacked_s(), 99)
         in_time = sum(seconds <= MAX_STOP_S for seconds in stops_s)
-        workers = self.after.workers
-        return [
-            Check(
-                "requests answered as they should be",
-                f"{num_right:,} of {len(answered):,}",
-                "all",
-                0 < len(answered) == num_right,
-            ),
-            Check(
-                "slowest answer",
-                f"{slowest:.1f} s",
-                f"{MAX_ANSWER_S:.0f} s",
-                slowest <= MAX_ANSWER_S,
-            ),
-            _growth("RSS of the API server", self.before.api, self.after.api),
-            _growth("RSS of the engine", self.before.engine, self.after.engine),
-            Check(
-                "RSS of the compile workers",
-                f"{workers >> 20} MB",
-                f"{MAX_WORKERS_BYTES >> 20} MB",
-                workers <= MAX_WORKERS_BYTES,
-            ),
-            Check(
-                "TTFT p99 of another client, attacked / idle",
-                f"{1000 * attacked:.0f} / {1000 * idle:.0f} ms = {attacked / idle:.2f}",
-                f"{MAX_TTFT_RATIO:.0f}x",
-                attacked <= MAX_TTFT_RATIO * idle < math.inf,
-            ),
-            Check(
-                "KV blocks in use afterwards",
-                f"{self.blocks_in_use}" + ("" if self.flushed else ", cache not emptied"),
-                "0",
-                self.blocks_in_use == 0 and self.flushed,
-            ),
-            Check(
-                "greedy answers as before",
-                f"{sum(same)} of {len(same)}",
-                "all",
-                bool(same) and all(same),
-            ),
-            Check(
-                "log lines per request that was cut off",
-                f"{self.log_lines:.2f}",
-                f"{MAX_LOG_LINES:.0f}",
-                self.log_lines <= MAX_LOG_LINES,
-            ),
-            Check(
-                f"ended within {MAX_STOP_S:.0f} s of SIGTERM",
-                f"{in_time} of {len(stops_s)}, slowest {max(stops_s, default=0):.1f} s",
-                "all",
-                0 < len(stops_s) == in_time,
-            ),
-        ]
+        before, after = self.before, self.after
+        full = "" if self.flushed else ", cache not emptied"
+        ttft = f"{1000 * attacked:.0f} / {1000 * idle:.0f} ms = {attacked / idle:.2f}"
+        stops = f"{in_time} of {len(stops_s)}, slowest {max(stops_s, default=0):.1f} s"
+        rows = (
+            ("requests answered as they should be", f"{num_right:,} of {len(answered):,}", "all",
+             0 < len(answered) == num_right),
+            ("slowest answer", f"{slowest:.1f} s", f"{MAX_ANSWER_S:.0f} s",
+             slowest <= MAX_ANSWER_S),
+            ("RSS of the API server", *_growth(before.api, after.api)),
+            ("RSS of the engine", *_growth(before.engine, after.engine)),
+            ("RSS of the compile workers", f"{after.workers >> 20} MB",
+             f"{MAX_WORKERS_BYTES >> 20} MB", after.workers <= MAX_WORKERS_BYTES),
+            ("TTFT p99 of another client, attacked / idle", ttft, f"{MAX_TTFT_RATIO:.0f}x",
+             attacked <= MAX_TTFT_RATIO * idle < math.inf),
+            ("KV blocks in use afterwards", f"{self.blocks_in_use}{full}", "0",
+             self.blocks_in_use == 0 and self.flushed),
+            ("greedy answers as before", f"{sum(same)} of {len(same)}", "all",
+             bool(same) and all(same)),
+            ("log lines per request that was cut off", f"{self.log_lines:.2f}",
+             f"{MAX_LOG_LINES:.0f}", self.log_lines <= MAX_LOG_LINES),
+            (f"ended within {MAX_STOP_S:.0f} s of SIGTERM", stops, "all",
+             0 < len(stops_s) == in_time),
+        )  # fmt: skip
+        return [Check(*row) for row in rows]
 
     def by_phase(self) -> dict[str, Counter[int]]:
         """How many requests of each phase had each status."""
@@ -168,9 +140,9 @@ class Figures:
         return counts
 
 
-def _growth(name: str, before: int, after: int) -> Check:
+def _growth(before: int, after: int) -> tuple[str, str, bool]:
     measured, limit = f"{before >> 20:,} -> {after >> 20:,} MB", f"+{MAX_GROWTH_BYTES >> 20} MB"
-    return Check(name, measured, limit, 0 < after <= before + MAX_GROWTH_BYTES)
+    return measured, limit, 0 < after <= before + MAX_GROWTH_BYTES
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -22,6 +22,20 @@ HALF_A_PAIR = "\ud800"
 """Half of a surrogate pair. JSON can carry it; UTF-8 cannot."""
 
 
+TEXTS = (
+    *("", "x", "a b", "\0", "\n", "\x1b[31m", "é", "😀", "\u2028", HALF_A_PAIR, "\ud83d\ude00"),
+    *("../..", "a/b\\c", "@", "null", "1e999", "{}", "%s", "</s>", "x" * 300, "é" * 5_000),
+)
+NUMBERS = (
+    *(0, 1, -1, 7, 255, 2**31 - 1, 2**31, 2**63, -(2**63), 2**64, 2**70, 10**400),
+    *(0.5, -0.0, 1e308, -1e308, 1e-320, float("nan"), float("inf"), -float("inf")),
+)
+HINTS = (
+    *("sgl_program", "sgl_fork_group", "sgl_ends", "sgl_next_tool", "sgl_next_in_s", "sgl_ahead"),
+    *("sgl_step", "sgl_graph", "sgl_report", "sgl_score_from", "sgl_unknown"),
+)
+
+
 @dataclass(frozen=True)
 class Attack:
     """One request.
@@ -52,6 +66,22 @@ class Phase:
     requests: list[Attack]
     at_once: int
     may_fail: bool = False
+
+
+def value(rng: random.Random, depth: int = 2) -> Any:
+    """Any JSON."""
+    makers: list[Callable[[], Any]] = [
+        lambda: rng.choice(TEXTS),
+        lambda: rng.choice(NUMBERS),
+        lambda: rng.choice((None, True, False)),
+        lambda: rng.randint(-5, 5_000),
+    ]
+    if depth:
+        makers += [
+            lambda: [value(rng, depth - 1) for _ in range(rng.randint(0, 3))],
+            lambda: {rng.choice(TEXTS): value(rng, depth - 1) for _ in range(rng.randint(0, 3))},
+        ]
+    return rng.choice(makers)()
 
 
 def completion(**fields: Any) -> Json:
@@ -147,7 +177,6 @@ def _schema_of_references(rng: random.Random) -> Json:
     return {"json": {"$ref": f"#/$defs/{names[0]}", "$defs": definitions}}
 
 
-_VALUES_OF_KEYWORDS = [None, True, -1, 1e308, "", "x", [], [1], {}, {"a": 1}, HALF_A_PAIR]
 _KEYWORDS = (
     *("type", "properties", "required", "items", "prefixItems", "enum", "const", "$ref", "$defs"),
     *("anyOf", "allOf", "oneOf", "not", "minimum", "maximum", "multipleOf", "minLength"),
@@ -158,8 +187,7 @@ _KEYWORDS = (
 
 
 def _schema_of_wrong_types(rng: random.Random) -> Json:
-    chosen = rng.sample(_KEYWORDS, rng.randint(1, 8))
-    return {"json": {keyword: rng.choice(_VALUES_OF_KEYWORDS) for keyword in chosen}}
+    return {"json": {name: value(rng) for name in rng.sample(_KEYWORDS, rng.randint(1, 8))}}
 
 
 def _schema_of_contradictions(rng: random.Random) -> Json:
@@ -195,16 +223,6 @@ def _grammar_of_growth(rng: random.Random) -> Json:
     return {"grammar": "\n".join(["root ::= r0", *rules, f'r{depth} ::= "a"'])}
 
 
-_ESCAPES = (
-    *(r"\'", r"\?", r"\e", r"\x41", r"\ud83d\ude00", r"\ude00", r"\U0001f600", r"\q", "\\\\"),
-)
-
-
-def _grammar_of_escapes(rng: random.Random) -> Json:
-    text = "".join(rng.choices(_ESCAPES, k=rng.randint(1, 40)))
-    return {"grammar": rng.choice((f'root ::= "{text}" | "no"', f"root ::= [{text}]+"))}
-
-
 def _structural_tag(rng: random.Random) -> Json:
     schema = rng.choice([_schema_of_counts, _schema_of_wrong_types])(rng)["json"]
     structure = {"begin": rng.choice(["<a>", "", LONG]), "schema": schema, "end": "</a>"}
@@ -232,11 +250,8 @@ def _tag_of_wide_parts(rng: random.Random) -> Json:
 _NOISE = "ab()[]{}*+?|\\^$.-,0123456789é\u2028" + HALF_A_PAIR
 _ASSERTIONS = [r"(?=a)b", r"(?<!x)y", r"(a)\1", r"a\bb", r"^$^$", r"[^\s\S]"]
 _GRAMMAR_NOISE = ["root", "::=", '"a"', "|", "(", ")", "*", "\n", "start:", "r", "[a-", "/x/", "%"]
-_WRONG_SHAPES: list[Any] = [
-    *({}, {"regex": "a", "choice": ["b"]}, {"json": "{"}, {"json": 5}, {"regex": None}),
-    *({"regex": ["a"]}, {"json_object": True, "grammar": 'root ::= "a"'}, {"unknown": 1}),
-    *({"json": [[]]}, [], "regex", 7),
-]
+_GRAMMAR_NOISE += [r"\'", r"\?", r"\x41", r"\ud83d\ude00", r"\ude00", r"\U0001f600", r"\q"]
+_KINDS = ("regex", "json", "choice", "grammar", "structural_tag", "json_object", "unknown")
 
 _FORMATS: dict[str, Make] = {
     "regex: counts": _regex_of_counts,
@@ -268,10 +283,9 @@ _FORMATS: dict[str, Make] = {
     "grammar: noise": lambda rng: {
         "grammar": " ".join(rng.choices(_GRAMMAR_NOISE, k=rng.randint(1, 200)))
     },
-    "grammar: escapes": _grammar_of_escapes,
     "structural tag": _structural_tag,
     "structural tag: wide parts": _tag_of_wide_parts,
-    "wrong shape": lambda rng: rng.choice(_WRONG_SHAPES),
+    "wrong shape": lambda rng: {kind: value(rng) for kind in rng.sample(_KINDS, rng.randint(0, 2))},
 }
 
 
@@ -295,10 +309,6 @@ VALUES: dict[str, list[Any]] = {
 }
 """Values of every type of JSON. (NaN is JavaScript's; Python's JSON reads it.)"""
 
-HINTS = (
-    *("sgl_program", "sgl_fork_group", "sgl_ends", "sgl_next_tool", "sgl_next_in_s"),
-    *("sgl_report", "sgl_score_from"),
-)
 FIELDS = ("cache_salt", "request_id", "vllm_xargs", "priority", "prompt", "stop", "user")
 
 

@@ -17,20 +17,8 @@ from typing import Any  # Any: JSON
 from sgl_vllm.fsm.schema import SchemaSemantics
 from tests.unit.fsm.format_fuzz import REFUSALS, compiled
 from tests.unit.fsm.random_formats import random_format, random_schema, random_spec
-from tools.attack.hostile import HALF_A_PAIR, Attack, Json, attack, chat, completion
+from tools.attack.hostile import HINTS, TEXTS, Attack, Json, attack, chat, completion, value
 
-TEXTS = (
-    *("", "x", "a b", "\0", "\n", "\x1b[31m", "é", "😀", "\u2028", HALF_A_PAIR, "\ud83d\ude00"),
-    *("../..", "a/b\\c", "@", "null", "1e999", "{}", "%s", "</s>", "x" * 300, "é" * 5_000),
-)
-NUMBERS = (
-    *(0, 1, -1, 7, 255, 2**31 - 1, 2**31, 2**63, -(2**63), 2**64, 2**70, 10**400),
-    *(0.5, -0.0, 1e308, -1e308, 1e-320, float("nan"), float("inf"), -float("inf")),
-)
-HINTS = (
-    *("sgl_program", "sgl_fork_group", "sgl_ends", "sgl_next_tool", "sgl_next_in_s", "sgl_ahead"),
-    *("sgl_step", "sgl_graph", "sgl_report", "sgl_score_from", "sgl_unknown"),
-)
 FIELDS = (
     *("cache_salt", "request_id", "priority", "user", "stop", "stop_token_ids", "bad_words"),
     *("logit_bias", "allowed_token_ids", "min_tokens", "max_tokens", "n", "seed", "temperature"),
@@ -64,22 +52,6 @@ def odd_requests(rng: random.Random, count: int) -> Iterator[Attack]:
         kind, make = makers[number % len(makers)]
         made = make(rng)
         yield Attack(f"{kind}: {made.kind}", made.path, made.body, made.headers, made.method)
-
-
-def value(rng: random.Random, depth: int = 2) -> Any:
-    """Any JSON."""
-    makers: list[Callable[[], Any]] = [
-        lambda: rng.choice(TEXTS),
-        lambda: rng.choice(NUMBERS),
-        lambda: rng.choice((None, True, False)),
-        lambda: rng.randint(-5, 5_000),
-    ]
-    if depth:
-        makers += [
-            lambda: [value(rng, depth - 1) for _ in range(rng.randint(0, 3))],
-            lambda: {rng.choice(TEXTS): value(rng, depth - 1) for _ in range(rng.randint(0, 3))},
-        ]
-    return rng.choice(makers)()
 
 
 def _is_cheap(kind: str, spec: str) -> bool:
