@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sgl_vllm.commands import bench, cli, examples
-from tools.release.notes import newest_notes
+from tools.release.__main__ import newest_notes
 
 CHANGELOG = """\
 # Changelog
@@ -27,9 +27,9 @@ First release.
 
 
 def test_notes_are_the_newest_section_with_links_that_work_elsewhere() -> None:
-    notes = newest_notes(CHANGELOG, "https://host/v0.2.0")
-    assert (notes.version, notes.date) == ("0.2.0", "2027-01-31")
-    assert notes.text == (
+    version, date, text = newest_notes(CHANGELOG, "https://host/v0.2.0")
+    assert (version, date) == ("0.2.0", "2027-01-31")
+    assert text == (
         "- Faster ([docs](https://host/v0.2.0/docs/cache.md#tenants), [vLLM](https://vllm.ai)).\n\n"
         "### Fixed\n\n- A leak.\n"
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,22 +23,16 @@ from pathlib import Path
 
 from sgl_vllm.version import __version__
 from tools.release.build import build, export
-from tools.release.notes import newest_notes
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
-TOOLS = ROOT / "build" / "release-tools"
-INSTALLATION_TESTS = "tests/unit/test_installation.py"
+TOOLS = ROOT / "build" / "release-tools" / "bin"
 SOURCE_URL = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"][
     "Source"
 ]
 
 
-class ReleaseFailed(Exception):
-    """What is wrong and what to do about it."""
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.release",
         description=__doc__,
@@ -46,76 +41,48 @@ def main() -> int:
     parser.add_argument(
         "--rehearsal", action="store_true", help="accept an unreleased version and open changes"
     )
-    options = parser.parse_args()
-    try:
-        release(rehearsal=options.rehearsal)
-    except (ReleaseFailed, ValueError) as failure:
-        print(f"release: {failure}", file=sys.stderr)
-        return 1
-    except subprocess.CalledProcessError as failure:
-        print(failure.stderr or "", file=sys.stderr)
-        print(f"release: failed: {' '.join(map(str, failure.cmd))}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def release(*, rehearsal: bool) -> None:
-    """Does everything up to publishing.
-
-    Raises:
-        ReleaseFailed: the repository is not ready for a release.
-        ValueError: the changelog has no notes.
-        subprocess.CalledProcessError: a step failed.
-    """
+    rehearsal = parser.parse_args().rehearsal
     tag = f"v{__version__}"
-    notes = newest_notes((ROOT / "CHANGELOG.md").read_text("utf-8"), f"{SOURCE_URL}/blob/{tag}")
-    if notes.version != __version__:
-        raise ReleaseFailed(
-            f"CHANGELOG.md begins with {notes.version}, sgl_vllm/version.py says {__version__}: "
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    version, date, notes = newest_notes(changelog, f"{SOURCE_URL}/blob/{tag}")
+    if version != __version__:
+        raise SystemExit(
+            f"release: CHANGELOG.md begins with {version}, sgl_vllm/version.py says {__version__}: "
             "make them equal"
         )
     if not rehearsal:
-        _check_ready(notes.date)
+        if date == "unreleased":
+            raise SystemExit("release: CHANGELOG.md: put the date in place of `unreleased`")
+        if subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT):
+            raise SystemExit("release: commit or remove what `git status` shows")
     shutil.rmtree(DIST, ignore_errors=True)
     step("building the wheel and the sdist, twice")
     wheel, sdist = build_twice()
     step("checking their metadata (twine)")
-    tools = release_tools()
-    run(tools / "twine", "check", "--strict", wheel, sdist)
+    if not (TOOLS / "pip").exists():
+        venv.create(TOOLS.parent, with_pip=True)
+    run(TOOLS / "pip", "install", "--quiet", "--requirement", "constraints/release.txt")
+    run(TOOLS / "twine", "check", "--strict", wheel, sdist)
     step("installing both in clean environments, with and without vLLM")
     run(
-        *(sys.executable, "-m", "pytest", "-q", "-m", "slow", INSTALLATION_TESTS),
+        *(sys.executable, "-m", "pytest", "-q", "-m", "slow", "tests/unit/test_installation.py"),
         SGL_VLLM_DISTRIBUTIONS=str(DIST),
     )
     step("listing what an installation of the client gets (CycloneDX)")
-    write_sbom(tools, wheel)
+    write_sbom(wheel)
     notes_file = DIST / f"notes-{tag}.md"
-    notes_file.write_text(notes.text, "utf-8")
+    notes_file.write_text(notes, "utf-8")
     for file in sorted(DIST.iterdir()):
         print(f"  {hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(ROOT)}")
+    text, *uploaded = (str(file.relative_to(ROOT)) for file in (notes_file, wheel, sdist))
     print("To publish:")
-    text = notes_file.relative_to(ROOT)
     print(f"  git tag -a {tag} --cleanup=whitespace -F {text} && git push {SOURCE_URL} {tag}")
-    uploaded = " ".join(str(file.relative_to(ROOT)) for file in (wheel, sdist))
-    print(f"  {(tools / 'twine').relative_to(ROOT)} upload {uploaded}")
-
-
-def _check_ready(date: str) -> None:
-    if date == "unreleased":
-        raise ReleaseFailed("CHANGELOG.md: replace `unreleased` in the first heading by the date")
-    status = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    if status.stdout:
-        raise ReleaseFailed(f"commit or remove these first:\n{status.stdout.rstrip()}")
+    print(f"  {(TOOLS / 'twine').relative_to(ROOT)} upload {' '.join(uploaded)}")
 
 
 def build_twice() -> tuple[Path, Path]:
-    """The wheel and the sdist of HEAD in `dist/`.
-
-    Raises:
-        ReleaseFailed: a second build from another folder gave other bytes.
-    """
+    """The wheel and the sdist of HEAD in `dist/`. Ends the command if a second build from another
+    folder gives other bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         first, second = Path(scratch, "one"), Path(scratch, "another", "deeper")
         epoch_s = export(ROOT, first, "HEAD")
@@ -124,20 +91,26 @@ def build_twice() -> tuple[Path, Path]:
         again = build(second, Path(scratch, "again"), epoch_s)
         for one, other in zip(built, again, strict=True):
             if one.read_bytes() != other.read_bytes():
-                raise ReleaseFailed(f"{one.name} differs between two builds of the same commit")
+                raise SystemExit(f"release: {one.name} differs between two builds of one commit")
     return built
 
 
-def release_tools() -> Path:
-    """The folder of twine and cyclonedx-py, installed on the first use."""
-    bin_folder = TOOLS / "bin"
-    if not (bin_folder / "pip").exists():
-        venv.create(TOOLS, with_pip=True)
-    run(bin_folder / "pip", "install", "--quiet", "--requirement", "constraints/release.txt")
-    return bin_folder
+def newest_notes(changelog: str, link_base: str) -> tuple[str, str, str]:
+    """Version, date and text of the first section below a heading like `## 0.1.0 (2026-11-30)`.
+    Its relative links begin with `link_base`, which has no slash at the end.
+
+    Raises:
+        ValueError: there is no such heading, or nothing below it.
+    """
+    sections = re.split(r"^## (\S+) \(([^)]+)\)$", changelog, flags=re.MULTILINE)
+    if len(sections) < 4 or not sections[3].strip():
+        raise ValueError("CHANGELOG.md has no section `## VERSION (DATE)` with text")
+    _, version, date, text, *_ = sections
+    links = re.compile(r"\]\((?![a-z]+:|#)")
+    return version, date, links.sub(f"]({link_base}/", text.strip()) + "\n"
 
 
-def write_sbom(tools: Path, wheel: Path) -> None:
+def write_sbom(wheel: Path) -> None:
     """Installs the wheel from the package index, and lists what came with it."""
     with tempfile.TemporaryDirectory() as scratch:
         venv.create(scratch, with_pip=True)
@@ -145,7 +118,7 @@ def write_sbom(tools: Path, wheel: Path) -> None:
         run(python, "-m", "pip", "install", "--quiet", wheel)
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
         run(
-            *(tools / "cyclonedx-py", "environment", "--output-reproducible"),
+            *(TOOLS / "cyclonedx-py", "environment", "--output-reproducible"),
             *("--pyproject", "pyproject.toml", "--output-format", "JSON"),
             *("--output-file", DIST / f"sgl_vllm-{__version__}.cdx.json", python),
         )
@@ -161,4 +134,4 @@ def step(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
