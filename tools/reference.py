@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.generated import write_or_check  # noqa: E402
+
 PAGE = ROOT / "docs" / "reference.md"
 MAX_LINE = 96
 
@@ -34,30 +38,17 @@ GROUPS_OF_FORKS, BACKENDS, VIEWS = "Groups of branches", "Backends", "Views and 
 TYPES, ERRORS, MORE = "Types", "Errors", "More"
 ORDER = (EXPRESSIONS, STATE, GROUPS_OF_FORKS, PROGRAMS, BACKENDS, VIEWS, TYPES, ERRORS, MORE)
 
-# A group per prefix of "module.name" below sgl_vllm.lang; the first match counts.
-PLACES = (
-    ("group.", GROUPS_OF_FORKS),
-    ("state.", STATE),
-    ("api.", EXPRESSIONS),
-    ("choices.", EXPRESSIONS),
-    ("primitives.tools.", TYPES),
-    ("primitives.", EXPRESSIONS),
-    ("function.", PROGRAMS),
-    ("program.", PROGRAMS),
-    ("with_options.", PROGRAMS),
-    ("settings.", PROGRAMS),
-    ("compiler.", PROGRAMS),
-    ("planner.", PROGRAMS),
-    ("errors.", ERRORS),
-    ("backends.base.Backend", BACKENDS),
-    ("backends.base.", TYPES),
-    ("backends.", BACKENDS),
-    ("media.", TYPES),
-    ("transcript.", TYPES),
-    ("view", VIEWS),
-    ("graph", VIEWS),
-    ("trace", VIEWS),
-)
+# Per group, prefixes of "module.name" below sgl_vllm.lang; the first match counts.
+PLACES = {
+    GROUPS_OF_FORKS: ("group.",),
+    STATE: ("state.",),
+    TYPES: ("primitives.tools.", "backends.base.", "media.", "transcript."),
+    EXPRESSIONS: ("api.", "choices.", "primitives."),
+    PROGRAMS: ("function.", "program.", "with_options.", "settings.", "compiler.", "planner."),
+    ERRORS: ("errors.",),
+    BACKENDS: ("backends.",),
+    VIEWS: ("view", "graph", "trace"),
+}
 
 # Special methods that are shown, because they are how the objects are used.
 OPERATORS = {
@@ -74,7 +65,9 @@ def group_of(name: str, value: Any) -> str:
     if isinstance(value, type) and issubclass(value, BaseException):
         return ERRORS
     place = f"{kind.__module__.removeprefix('sgl_vllm.lang.')}.{kind.__name__}"
-    return next((group for start, group in PLACES if place.startswith(start)), MORE)
+    if place.startswith("backends.base.Backend"):
+        return BACKENDS
+    return next((group for group, starts in PLACES.items() if place.startswith(starts)), MORE)
 
 
 def annotation_text(annotation: Any) -> str:
@@ -99,18 +92,13 @@ def signature_text(name: str, function: Any, *, is_method: bool = False) -> str:
     """On one line if it fits, otherwise with a line per parameter."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[is_method:]
-    pieces: list[str] = []
-    last_kind: Any = None
-    for parameter in parameters:
-        if last_kind == parameter.POSITIONAL_ONLY != parameter.kind:
-            pieces.append("/")
-        if parameter.kind == parameter.KEYWORD_ONLY and last_kind not in (
-            parameter.KEYWORD_ONLY,
-            parameter.VAR_POSITIONAL,
-        ):
-            pieces.append("*")
-        pieces.append(parameter_text(parameter))
-        last_kind = parameter.kind
+    pieces = [parameter_text(parameter) for parameter in parameters]
+    kinds = [parameter.kind for parameter in parameters]
+    by_name = kinds.count(inspect.Parameter.KEYWORD_ONLY)
+    if by_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        pieces.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    if by_position := kinds.count(inspect.Parameter.POSITIONAL_ONLY):
+        pieces.insert(by_position, "/")
     returned = signature.return_annotation
     end = ")"
     if returned is not signature.empty and not isinstance(function, type):
@@ -194,25 +182,22 @@ def entry_lines(name: str, value: Any) -> Iterator[str]:
 
 
 def page_text() -> str:
-    sys.path.insert(0, str(ROOT))
     import sgl_vllm
 
     grouped: dict[str, list[str]] = defaultdict(list)
-    for name in sgl_vllm.__all__:
+    for name in sorted(sgl_vllm.__all__, key=lambda name: (name.islower(), name.lower())):
         value = getattr(sgl_vllm, name)
         if not inspect.ismodule(value):
             grouped[group_of(name, value)].append(name)
+    groups = [group for group in ORDER if group in grouped]
     lines = [HEAD]
-    for group in ORDER:
-        names = sorted(grouped[group], key=lambda name: (name.islower(), name.lower()))
-        if names:
-            links = ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
-            lines.append(f"- [{group}](#{group.lower().replace(' ', '-')}): {links}\n")
+    for group in groups:
+        links = ", ".join(f"[`{name}`](#{name.lower()})" for name in grouped[group])
+        lines.append(f"- [{group}](#{group.lower().replace(' ', '-')}): {links}\n")
     lines.append("\n")
-    for group in ORDER:
-        if grouped[group]:
-            lines.append(f"## {group}\n\n")
-        for name in sorted(grouped[group], key=lambda name: (name.islower(), name.lower())):
+    for group in groups:
+        lines.append(f"## {group}\n\n")
+        for name in grouped[group]:
             lines += [f"{line}\n" for line in entry_lines(name, getattr(sgl_vllm, name))]
     return "".join(lines).rstrip("\n") + "\n"
 
@@ -220,13 +205,8 @@ def page_text() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/reference.md.")
     parser.add_argument("--check", action="store_true", help="only check whether it is up to date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page_text())
-        return 0
-    if PAGE.read_text() != page_text():
-        print("docs/reference.md is out of date: run `make reference`", file=sys.stderr)
-        return 1
-    return 0
+    check = parser.parse_args().check
+    return write_or_check(PAGE, page_text(), "make reference", check=check)
 
 
 if __name__ == "__main__":
