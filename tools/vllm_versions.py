@@ -11,7 +11,6 @@ one on PYTHONPATH. Nothing is installed or replaced.
     python -m tools.vllm_versions source 0.33.0       # unpack its Python files, print the folder
     python -m tools.vllm_versions overlay 0.33.0      # unpack what runs, print the folder
     python -m tools.vllm_versions test [VERSION ...]  # demo and tests/engine: `make versions`
-    python -m tools.vllm_versions test --quick        # the demo and some engine tests
     python -m tools.vllm_versions test 0.33.0 --vllm-platform v2-async --only test_select.py
 
 With `--vllm-platform` the engine tests run on another model runner and scheduler (tests/platforms).
@@ -45,16 +44,6 @@ from tools.generated import ROOT, GeneratedSection
 OVERLAYS = Path(sys.prefix) / "vllm"
 RESULTS = ROOT / "docs" / "versions.json"
 ENGINE_TESTS = ROOT / "tests" / "engine"
-
-QUICK_TESTS = (
-    "test_block_hashes.py",
-    "test_radix.py",
-    "test_select.py",
-    "test_jump_forward.py",
-    "test_fsm_like_stock.py",
-    "test_same_answers.py",
-)
-"""The parts' contact with the engine, in a few minutes."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +139,7 @@ def main() -> int:
     )
     parser.add_argument("command", choices=["source", "overlay", "test"])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: all of them")
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--quick", action="store_true", help="the engine tests that matter most")
-    choice.add_argument(
+    parser.add_argument(
         "--only", nargs="+", metavar="FILE", help="these files of tests/engine; `demo` is the demo"
     )
     result = parser.add_mutually_exclusive_group()
@@ -161,12 +148,11 @@ def main() -> int:
         "--vllm-platform", metavar="NAME", help="the engine tests on one of tests/platforms"
     )
     options = parser.parse_args()
-    what = options.only or (["demo", *QUICK_TESTS] if options.quick else None)
     all_ok = True
     try:
         for build in [build_of(version) for version in options.versions] or BUILDS:
             if options.command == "test":
-                outcome = test_version(build, what, options.vllm_platform)
+                outcome = test_version(build, options.only, options.vllm_platform)
                 print(outcome.row(build.version), flush=True)
                 all_ok = all_ok and outcome.ok
                 if options.write:

@@ -18,12 +18,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.models import DEMO_MODEL
-from tools.demo_model import exercises, facts, records, selftest, texts
+from tools.demo_model import facts, records, texts
 from tools.demo_model.network import Network
 from tools.demo_model.selftest import Examinee
-from tools.demo_model.tokenizer import TURN_END, chat_turn
-from tools.demo_model.training import GradientWorkers, TrainedTokens, TrainingPlan, rows
-from tools.train_demo_model import write_folder
+from tools.demo_model.tokenizer import TURN_END, chat_turn, train_tokenizer
+from tools.demo_model.training import GradientWorkers, TrainedTokens, rows
+from tools.train_demo_model import TOKENIZER_DOCUMENTS, write_folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -150,10 +150,13 @@ def test_it_still_answers_after_a_long_conversation(model: Examinee) -> None:
 # ---- the training text -------------------------------------------------------------------------
 
 
-def test_the_same_seed_writes_the_same_text() -> None:
-    first, again, other = (list(itertools.islice(texts.documents(s), 300)) for s in (5, 5, 6))
-    assert first == again
-    assert first != other
+@pytest.mark.slow
+def test_the_text_is_still_that_of_which_the_shipped_tokenizer_was_made(
+    tokenizer: Tokenizer,
+) -> None:
+    text = itertools.islice(texts.documents(0), TOKENIZER_DOCUMENTS)
+    made = train_tokenizer(text, vocab_size=tokenizer.get_vocab_size())
+    assert json.loads(made.to_str()) == json.loads(tokenizer.to_str())
 
 
 def test_every_writer_of_the_mixture_writes() -> None:
@@ -177,33 +180,6 @@ def test_requested_json_is_json_with_the_requested_fields() -> None:
             assert request.rstrip(".").split(" keys ")[1].split(", ") == list(value)
 
 
-def test_a_yes_no_question_is_answered_by_the_facts() -> None:
-    rng = Random(0)
-    everything = facts.ALL_FACTS
-    sentences = {fact.sentence for fact in everything}
-    answers = []
-    for _ in range(500):
-        question, answer = texts.yes_no(rng, rng.choice(everything), everything)
-        statement = question.removeprefix("Is this true? ").removeprefix("True or false? ")
-        if statement == question:
-            continue
-        statement = statement.split(".")[0] + "."
-        right = answer.lower().startswith(("yes", "true"))
-        assert (statement in sentences) == right, (question, answer)
-        answers.append(right)
-    assert 0.3 < sum(answers) / len(answers) < 0.7
-
-
-def test_a_few_shot_prompt_never_contains_its_own_answer_by_name() -> None:
-    rng = Random(0)
-    for _ in range(100):
-        prompt, answer = exercises.few_shot_prompt(
-            rng, "capital", exercises.LAYOUTS[0], num_shots=5
-        )
-        assert prompt.count("Output: ") == 5
-        assert answer not in prompt
-
-
 # ---- the training script -----------------------------------------------------------------------
 
 
@@ -215,26 +191,11 @@ def test_only_answers_carry_loss_in_a_chat(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(kept, skip_special_tokens=False) == f"Hello!{TURN_END}"
 
 
-def test_raw_text_carries_loss_but_for_its_first_token(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("Input: dog\nOutput: DOG\n").ids
-    assert TrainedTokens(tokenizer)(ids) == [False] + [True] * (len(ids) - 1)
-
-
 def test_rows_are_full_and_start_with_a_document(tokenizer: Tokenizer) -> None:
     for ids, trained in itertools.islice(rows(texts.documents(0), tokenizer, 128), 20):
         assert len(ids) == len(trained) == 129
         assert any(trained)
         assert not trained[0]
-
-
-def test_a_plan_spends_its_steps_as_it_says() -> None:
-    plan = TrainingPlan(steps=100, row_lengths=((256, 0.5), (512, 0.5)))
-    lengths = [plan.row_length(step) for step in range(100)]
-    assert (lengths.count(256), lengths.count(512)) == (50, 50)
-    factors = [plan.lr_factor(step) for step in range(100)]
-    assert max(factors) == 1.0
-    assert 0.0 < factors[0] < 0.5
-    assert 0.0 < factors[-1] < 0.05
 
 
 SMALL = {
@@ -279,12 +240,3 @@ def test_workers_find_the_gradient_that_one_thread_finds() -> None:
     assert together == pytest.approx(loss.item(), rel=1e-5)
     for expected, weight in zip(alone, network.parameters(), strict=True):
         assert torch.allclose(weight.grad, expected, atol=1e-6)
-
-
-def test_the_examination_tells_right_json_from_wrong() -> None:
-    plausible = selftest.is_plausible
-    assert plausible(f'{{"name": "Ann", "age": 31}}{TURN_END}', ("name", "age"))
-    assert not plausible(f'{{"name": "Ann", "age": "old"}}{TURN_END}', ("name", "age"))
-    assert not plausible(f'{{"age": 31, "name": "Ann"}}{TURN_END}', ("name", "age"))
-    assert not plausible(f'{{"name": "Ann"{TURN_END}', ("name",))
-    assert not plausible('{"name": "Ann"}', ("name",))
