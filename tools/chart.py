@@ -1,6 +1,6 @@
 """Draws docs/speedups.svg, the README's chart, from recorded results of `benchmarks.ab`.
 
-Owns which results are shown, in which words, and how. Does not own the numbers: they are those of
+Owns how results are shown. `chart.toml` says which, and in which words; the numbers are those of
 the files in benchmarks/results/cpu. ``make pictures`` runs it.
 
     python -m tools.chart [--check]
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Iterator
 from html import escape
 from math import log
@@ -23,38 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 CHART = ROOT / "docs" / "speedups.svg"
 TEMPLATE = Template((ROOT / "tools" / "chart.svg").read_text())
 
-ROWS = {
-    "select: choices are scored on the cached prefix": {
-        "hellaswag": "choose an ending (hellaswag)",
-        "mmlu": "choose a label (mmlu)",
-        "mmlu_best": "the same, against one generated token (mmlu_best)",
-    },
-    "jump_forward: forced text enters in one forward pass": {
-        "json_regex": "JSON by a regex, one at a time (json_regex)",
-        "json_regex-8": "the same, 8 at a time",
-        "json_regex-32": "the same, 32 at a time",
-        "json_schema": "JSON by schemas, one at a time (json_schema)",
-        "tool_calls": "tool calls, one agent at a time (tool_calls)",
-        "tool_calls-exact": "the same with jump_mode=exact: stock's texts",
-    },
-    "schedule: the longest cached prefix goes first": {
-        "tight_cache": "a cache too small for all (tight_cache)",
-    },
-    "radix: prefixes are shared at token granularity": {
-        "generative_agents": "many short calls (generative_agents)",
-        "skeleton_of_thought": "an outline, expanded (skeleton_of_thought)",
-        "multi_chain": "chains side by side (multi_chain)",
-        "react": "agents with tools (react)",
-        "rag": "questions about documents (rag)",
-        "llm_judge": "judgments of an essay (llm_judge)",
-        "tree_of_thought": "a search tree (tree_of_thought)",
-    },
-    "little to share": {
-        "chat_short": "chats, short replies (chat_short)",
-        "chat_long": "chats, long replies (chat_long)",
-        "no_sharing": "random prompts (no_sharing)",
-    },
-}
+ROWS = tomllib.loads((ROOT / "tools" / "chart.toml").read_text())
 """By what gains, the files of results, and what is said of each."""
 
 MODELS = {"demo": "demo, 4M", "shape:33m": "33M"}

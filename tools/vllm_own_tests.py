@@ -1,8 +1,8 @@
 """Runs vLLM's own scheduler and prefix-cache tests on stock vLLM and with the plugin's classes.
 
-Owns which differences are expected, and why. The tests are not in vLLM's wheel; they are in its
-source distribution on PyPI. No model is downloaded: tests that need one other than opt-125m, of
-which only the configuration is read, fail on both sides and do not count.
+Which differences are expected, and why, is in `vllm_own_tests.toml`. The tests are not in vLLM's
+wheel; they are in its source distribution on PyPI. No model is downloaded: tests that need one
+other than opt-125m, of which only the configuration is read, fail on both sides and do not count.
 
     python -m tools.vllm_own_tests vllm-0.32.0.tar.gz
 
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -75,39 +76,7 @@ if os.environ.get("WITH_PLUGIN"):
     kv_cache_manager.KVCacheManager = make
 '''
 
-REASONS = {
-    "test setup: the test makes a scheduler without calling its constructor": (
-        "abort_request_when_structured_output_fsm_cannot_advance"
-    ),
-    "test setup: the test starts a process without the plugin, and on a busy machine does not wait "
-    "long enough for it": "is_kv_cache_spec_uniform",
-    "design: hits are counted to the token, not in whole blocks": (
-        "prefix_caching_for_multi_turn prefix_caching_for_prefill_dedup different_block_size"
-    ),
-    "design: the test frees requests that computed nothing; the tree keeps computed tokens": (
-        "computed_blocks_not_evicted prefill_not_enough_free_blocks_with_computed_blocks"
-    ),
-    "design: the tree replaces vLLM's hashes of blocks, which the test reads": (
-        "decode prefill prefill_plp reset_prefix_cache prefill_hybrid_model "
-        "hybrid_cache_blocks_swa_tail_window_only hybrid_cache_blocks_clamped_to_lcm "
-        "hybrid_local_kv_retention_interval_aligns_in_manager "
-        "hybrid_local_kv_retention_latest_only_reuses_replay_boundary "
-        "swa_free_split_keeps_cached_tail_ahead_of_scratch"
-    ),
-    "design: the tree has its own order of eviction": "evict",
-    "design: the waiting queue is not a list, as vLLM's own priority queue is not": (
-        "scheduler_reset_prefix_cache"
-    ),
-    "design: hits in windows do not depend on which blocks vLLM would keep a hash of": (
-        "swa_shared_prefix_reuse_under_zero_retention"
-    ),
-    "design: the tree evicts a recurrent state together with the tokens before it": (
-        "hybrid_per_group_hit_divergence_with_connector"
-    ),
-    "design: the plugin asks a connector once more where a hit was found, for its metrics": (
-        "kv_connector_records_external_cache_hit_sources"
-    ),
-}
+REASONS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """Why tests fail with the plugin only, and their names without `test_` and parameters."""
 
 Outcomes = Mapping[str, bool]
@@ -162,7 +131,7 @@ def name_of(test: str) -> str:
 
 def by_reason(stock: Outcomes, plugin: Outcomes) -> dict[str, list[str]]:
     """The tests that pass on stock vLLM only. Those without a known reason are under ""."""
-    reasons = {name: reason for reason, names in REASONS.items() for name in names.split()}
+    reasons = {name: reason for reason, names in REASONS.items() for name in names}
     differing: dict[str, list[str]] = {}
     for test in sorted(stock):
         if stock[test] and not plugin.get(test, False):
