@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.ab.workloads import gsm8k as problems
-from benchmarks.ab.workloads import mtbench
 from benchmarks.ab.workloads.base import Texts
+from benchmarks.ab.workloads.questions import mtbench
 
 NUM_SHOTS = 5
 OUTPUT_TOKENS = 128
@@ -95,7 +95,7 @@ def gsm8k(texts: Texts, num_prompts: int) -> list[str]:
 
 def mt_bench(texts: Texts, num_prompts: int) -> list[str]:
     """First turns, which have nothing in common."""
-    questions = mtbench.questions(texts)
+    questions = mtbench(texts)
     if questions is None:
         return [texts.text(texts.number(*TURN_TOKENS)) for _ in range(num_prompts)]
     return [turns[0] for turns in questions[:num_prompts]]

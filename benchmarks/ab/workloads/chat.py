@@ -12,7 +12,7 @@ from functools import partial
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item, Texts, Workload
-from benchmarks.ab.workloads.mtbench import questions
+from benchmarks.ab.workloads.questions import mtbench
 
 NUM_TURNS = 4
 INPUT_TOKENS = (256, 512)
@@ -40,7 +40,7 @@ def conversation(s: sgl.ProgramState, turns: tuple[Turn, ...]) -> None:
 
 
 def items(reply_tokens: tuple[int, int], texts: Texts, num_requests: int) -> list[Item]:
-    asked = [turn for turns in questions(texts) or [] for turn in turns]
+    asked = [turn for turns in mtbench(texts) or [] for turn in turns]
     order = texts.order(NUM_TURNS * num_requests, len(asked)) if asked else []
     begins = iter([asked[index] for index in order])
 

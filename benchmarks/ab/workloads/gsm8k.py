@@ -1,9 +1,16 @@
-"""Problems as in GSM8K: a question in words, a worked answer, a number. No workload by itself.
+"""Problems as in GSM8K: a question in words, a worked answer, a number. Two workloads ask them.
 
 With `--data` they are the data set's own: ``gsm8k_train_head_20.jsonl``, of which the first are
 shown as examples, and ``gsm8k_test_200.jsonl``, which is asked; a line each: ``{"question": str,
 "answer": str}``, where the answer ends in ``#### NUMBER``. Otherwise they are made up in the data
 set's lengths.
+
+`few_shot_gsm8k` asks for a worked answer after five examples, which all prompts share. Each answer
+is as long as the reference's in the model's tokens, at most 256, and does not end by itself: models
+that were never trained for it would not end at all, and others would make the servers' work differ
+where their texts do. `multi_chain` asks for five chains of thought side by side, each of which
+begins with words of its own, as everything is greedy, and is from half to one and a half times as
+long; then for an answer that reads them all.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sgl_vllm as sgl
-from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
+from benchmarks.ab.workloads.base import Item, Texts, Vocabulary, Workload
 from benchmarks.ab.workloads.questions import examples_that_fit, read_questions
 
 EXAMPLES_FILE = "gsm8k_train_head_20.jsonl"
@@ -112,3 +119,111 @@ def _made_up(texts: Texts, number: int) -> list[Problem]:
         )
         for _ in range(number)
     ]
+
+
+# -- few_shot_gsm8k
+
+NUM_EXAMPLES = 5
+MAX_PREFIX_TOKENS = 2560
+
+
+@sgl.function
+def few_shot(
+    s: sgl.ProgramState, examples: str, question: str, num_tokens: int, number: float
+) -> None:
+    """`number` is for the score alone."""
+    s += examples
+    s += question
+    s += sgl.gen("answer", max_tokens=num_tokens, ignore_eos=True)
+
+
+def few_shot_items(texts: Texts, num_requests: int) -> list[Item]:
+    shown = examples(texts, NUM_EXAMPLES, MAX_PREFIX_TOKENS)
+    return [
+        {
+            "examples": shown,
+            "question": one.asked(),
+            "num_tokens": one.num_answer_tokens(texts.vocabulary),
+            "number": one.number,
+        }
+        for one in problems(texts, num_requests)
+    ]
+
+
+FEW_SHOT = Workload(
+    name="few_shot_gsm8k",
+    summary="five examples that all share, a question, up to 256 tokens of an answer",
+    gain=(
+        "Little is possible: most of the time goes into the answers, which nothing shortens. The "
+        "first requests wait a step for one of them to compute the examples, and a hit ends where "
+        "the examples do, where stock's ends with a whole block."
+    ),
+    program=few_shot,
+    items=few_shot_items,
+    num_requests=24,
+    quick_requests=8,
+    score=score,
+)
+
+
+# -- multi_chain
+
+LEADS = (
+    "\nStep by step:",
+    "\nWith one equation:",
+    "\nBackwards from what is asked:",
+    "\nBy a rough estimate first:",
+    "\nAs to a child:",
+)
+CHAIN_PERCENT = (50, 150)
+ANSWER_TOKENS = 16
+
+
+@sgl.function
+def chains(
+    s: sgl.ProgramState, question: str, chains_tokens: tuple[int, ...], number: float
+) -> None:
+    """`number` is for the score alone."""
+    s += question
+    branches = s.fork(len(LEADS))
+    for chain, lead, num_tokens in zip(branches, LEADS, chains_tokens, strict=True):
+        chain += lead
+        chain += sgl.gen("chain", max_tokens=num_tokens, ignore_eos=True)
+    for chain, lead in zip(branches, LEADS, strict=True):
+        s += lead + chain["chain"]
+    s += "\nAll in all, the answer is"
+    s += sgl.gen("answer", max_tokens=ANSWER_TOKENS, ignore_eos=True)
+
+
+def chain_items(texts: Texts, num_requests: int) -> list[Item]:
+    return [
+        {
+            "question": one.asked(),
+            "chains_tokens": tuple(
+                _varied(texts, one.num_answer_tokens(texts.vocabulary)) for _ in LEADS
+            ),
+            "number": one.number,
+        }
+        for one in problems(texts, num_requests)
+    ]
+
+
+def _varied(texts: Texts, num_tokens: int) -> int:
+    varied = num_tokens * texts.number(*CHAIN_PERCENT) // 100
+    return max(1, min(varied, MAX_ANSWER_TOKENS))
+
+
+MULTI_CHAIN = Workload(
+    name="multi_chain",
+    summary="five chains of up to 256 tokens side by side, then an answer that reads them all",
+    gain=(
+        "Little is possible: nearly all of the time goes into the chains, which nothing shortens. "
+        "Chains take their question from the cache, and the answer takes question and first chain "
+        "from it, to the token, where stock's hits end with a whole block."
+    ),
+    program=chains,
+    items=chain_items,
+    num_requests=8,
+    quick_requests=3,
+    score=score,
+)

@@ -13,6 +13,7 @@ from benchmarks.ab.workloads.base import Texts, Vocabulary
 
 Question = TypeVar("Question")
 
+MTBENCH_FILE = "mtbench_question.jsonl"
 HOTPOT_FILE = "hotpot_dev_200.json"
 """Two workloads read it."""
 
@@ -54,3 +55,16 @@ def examples_that_fit(vocabulary: Vocabulary, examples: Sequence[str], max_token
             break
         joined += example
     return joined
+
+
+def mtbench(texts: Texts) -> list[list[str]] | None:
+    """The turns of each of MT-bench's questions; None without data. Raises ValueError for another
+    format."""
+    return None if texts.data is None else read_questions(texts, MTBENCH_FILE, _turns)
+
+
+def _turns(entry: dict[str, Any]) -> list[str]:
+    turns = entry["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(one, str) for one in turns):
+        raise ValueError("it is to have a list of turns")
+    return turns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item, Texts, Workload
-from benchmarks.ab.workloads.mtbench import questions
+from benchmarks.ab.workloads.questions import mtbench
 
 NUM_TIPS = 5
 QUESTION_TOKENS = (32, 96)
@@ -55,7 +55,7 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     def lengths(bounds: tuple[int, int]) -> tuple[int, ...]:
         return tuple(texts.number(*bounds) for _ in range(NUM_TIPS))
 
-    real = questions(texts)
+    real = mtbench(texts)
     if real is None:
         asked = [texts.text(texts.number(*QUESTION_TOKENS)) for _ in range(num_requests)]
     else:

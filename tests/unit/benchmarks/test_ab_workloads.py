@@ -29,9 +29,6 @@ from benchmarks.ab.workloads import (
     json_regex,
     json_schema,
     mmlu,
-    mtbench,
-    multi_chain,
-    programs,
     questions,
     rag,
     react,
@@ -49,7 +46,7 @@ from tests.unit.lang.scripted import ScriptedBackend, text_of
 ROOT = Path(__file__).parents[3]
 MMLU = {"subject": "law", "question": "?", "choices": [*"wxyz"], "answer": 0}
 HELLASWAG = {"ctx": "He", "endings": [*"wxyz"], "label": 0}
-WITH_OTHER_WAYS = ("programs", "image_qa", "video_qa", "tool_calls", "json_schema")
+WITH_OTHER_WAYS = ("image_qa", "video_qa", "tool_calls", "json_schema")
 """Of other kinds of requests, or with texts of their own."""
 
 
@@ -71,7 +68,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / questions.HOTPOT_FILE).write_text(json.dumps(asked))
     (folder / tree_of_thought.PUZZLES_FILE).write_text("Rank,Puzzles\n1,1 1 4 6\n2,1 1 11 11\n")
     turns = [["Write a post.", "Rewrite it."], ["Tell me all of it. " * 400, "Again?"]]
-    lines(mtbench.FILE, [{"turns": one} for one in turns])
+    lines(questions.MTBENCH_FILE, [{"turns": one} for one in turns])
     lines(mmlu.FILE, [{**MMLU, "question": f"What comes after {n}?"} for n in range(9)])
     lines(hellaswag.FILE, [{**HELLASWAG, "ctx": f"A man puts {n} pans."} for n in range(30)])
     pens = [{"question": f"{n} pens?", "answer": f"{n} pens.\n#### {n}"} for n in range(1, 9)]
@@ -208,8 +205,8 @@ def test_the_data_are_what_is_asked(
     [
         ("react", react.PROMPTS_FILE, '{"other": "text"}', react.PROMPTS_FILE),
         ("tree_of_thought", tree_of_thought.PUZZLES_FILE, "Rank,Numbers\n1,1\n", "no column"),
-        ("skeleton_of_thought", mtbench.FILE, "no JSON\n", mtbench.FILE),
-        ("chat_short", mtbench.FILE, '{"turns": [1]}\n', mtbench.FILE),
+        ("skeleton_of_thought", questions.MTBENCH_FILE, "no JSON\n", questions.MTBENCH_FILE),
+        ("chat_short", questions.MTBENCH_FILE, '{"turns": [1]}\n', questions.MTBENCH_FILE),
         ("mmlu", mmlu.FILE, json.dumps(MMLU | {"answer": 4}), "entry 1 of mmlu.jsonl"),
         ("mmlu", mmlu.FILE, json.dumps(MMLU), "more than 5 questions"),
         ("hellaswag", hellaswag.FILE, json.dumps(HELLASWAG | {"label": "7"}), "0 to 3"),
@@ -367,14 +364,6 @@ def test_six_questions_and_a_label_are_asked_of_the_same_images(
     ]
 
 
-def test_an_example_is_in_the_mix_or_the_page_says_why_it_is_not() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    paragraph = page[page.index("`programs` leaves out") :].partition("\n\n")[0]
-    examples = {path.stem for path in programs.EXAMPLES.glob("*.py")}
-    mixed = {name.partition(".")[0] for name in programs.PROGRAMS}
-    assert {name for name in examples if f"`{name}`" in paragraph} == examples - mixed
-
-
 # -- answers
 
 
@@ -389,7 +378,7 @@ def test_the_score_of_a_problem_is_whether_the_last_number_is_right(
     def program(s: sgl.ProgramState) -> None:
         s.set_var("answer", answer)
 
-    score = multi_chain.WORKLOAD.score
+    score = gsm8k.MULTI_CHAIN.score
     assert score is not None
     assert score({"number": 1400.0}, program.run(backend=ScriptedBackend())) == value
 
