@@ -4,7 +4,6 @@
     python -m benchmarks.masks --data DIR --json masks.json   # MaskBench's: maskbench_dev.jsonl.gz
     python -m benchmarks.masks --data DIR --backends xgrammar,sgl --every 10
     python -m benchmarks.masks --tokenizer FOLDER             # with a model's own vocabulary
-    python -m benchmarks.masks --suite SUITE.tar.gz     # the JSON-Schema-Test-Suite, by keyword
 
 All are asked through vLLM's interface, in the order in which vLLM asks: a schema is compiled, and
 an instance goes in token by token, a row of the bit mask filled before each token and once more
@@ -68,7 +67,7 @@ from benchmarks.mask_verdicts import (
 )
 from benchmarks.medians import percentile
 from benchmarks.models import resolve_model
-from benchmarks.schemas import FILE, Schema, load_suite, schemas
+from benchmarks.schemas import FILE, Schema, schemas
 
 TEKKEN = "tekken_240911.json"
 
@@ -270,28 +269,6 @@ def show(reports: Sequence[Report], heading: str, console: Console) -> None:
     console.print(table)
 
 
-def show_by_keyword(reports: Sequence[Report], console: Console) -> None:
-    """How many schemas of each file of the suite are right, and in parentheses with how many an
-    invalid instance is accepted."""
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("right (accept something invalid)")
-    table.add_column("schemas", justify="right")
-    found: dict[str, dict[str, list[Verdict]]] = {}
-    for report in reports:
-        table.add_column(report.backend, justify="right")
-        for verdict in report.verdicts:
-            of_file = found.setdefault(verdict.name.partition(":")[0], {})
-            of_file.setdefault(report.backend, []).append(verdict)
-    for file, of_backend in found.items():
-        cells = []
-        for report in reports:
-            verdicts = of_backend.get(report.backend, [])
-            num_lax = sum(bool(one.invalid_accepted) for one in verdicts)
-            cells.append(f"{sum(one.right for one in verdicts)}" + f" ({num_lax})" * bool(num_lax))
-        table.add_row(file, str(max(map(len, of_backend.values()))), *cells)
-    console.print(table)
-
-
 # -- the command
 
 
@@ -301,8 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         check_folders(json=arguments.json, data=None)
-        suite = arguments.suite
-        everything = schemas(arguments.data) if suite is None else load_suite(suite)
+        everything = schemas(arguments.data)
         chosen = everything[:: arguments.every][: arguments.limit]
     except ValueError as error:
         parser.error(str(error))
@@ -323,16 +299,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if not reports:
         return 1
-    origin = suite.name if suite else FILE if arguments.data else "made-up"
+    origin = FILE if arguments.data else "made-up"
     heading = (
         f"vLLM {version('vllm')}; {len(tokenizer):,} tokens of {arguments.tokenizer or TEKKEN}; "
         f"schemas: {origin}"
     )
     console = Console(highlight=False, soft_wrap=True)
     show(reports, heading, console)
-    if suite is not None:
-        console.print()
-        show_by_keyword(reports, console)
     if arguments.json:
         arguments.json.write_text(_as_json(arguments, tokenizer, origin, reports))
     return 0
@@ -400,12 +373,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help=f"folder with {FILE}; default: made-up schemas"
-    )
-    parser.add_argument(
-        "--suite",
-        type=Path,
-        metavar="FILE",
-        help="archive of the JSON-Schema-Test-Suite, .tar.gz: drafts 7 and 2020-12, with optional",
     )
     parser.add_argument("--every", type=positive, default=1, metavar="K", help="each K-th schema")
     parser.add_argument("--limit", type=positive, metavar="N", help="at most so many schemas")

@@ -1,7 +1,6 @@
-"""JSON schemas with instances that fit them and that do not: MaskBench's, those of the
-JSON-Schema-Test-Suite, or made-up ones.
+"""JSON schemas with instances that fit them and that do not: MaskBench's, or made-up ones.
 
-Owns the files' formats and the generator. Pure: no vLLM, no tokenizer. The same number and seed
+Owns the file's format and the generator. Pure: no vLLM, no tokenizer. The same number and seed
 give the same schemas.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,44 +65,7 @@ def load(file: Path) -> tuple[Schema, ...]:
 
 
 def _instance(data: Any, valid: bool) -> Instance:
-    text = json.dumps(data, ensure_ascii=False)
-    is_unicode = not any("\ud800" <= character <= "\udfff" for character in text)
-    return Instance(text if is_unicode else json.dumps(data), valid)
-
-
-# -- the JSON-Schema-Test-Suite: a release of github.com/json-schema-org/JSON-Schema-Test-Suite
-
-SUITE_DRAFTS = ("draft7", "draft2020-12")
-DRAFT_7 = "http://json-schema.org/draft-07/schema#"
-
-
-def load_suite(archive: Path, drafts: tuple[str, ...] = SUITE_DRAFTS) -> tuple[Schema, ...]:
-    """The schemas of a `.tar.gz` with `tests/DRAFT/**.json`, optional ones included, each under the
-    name `DRAFT/FILE: DESCRIPTION`. Those of draft 7 get the `$schema` that says so.
-
-    Raises ValueError if the archive cannot be read or holds no tests.
-    """
-    found: list[Schema] = []
-    try:
-        with tarfile.open(archive) as tar:
-            for member in sorted(tar.getmembers(), key=lambda one: one.name):
-                name = member.name.partition("/tests/")[2].removesuffix(".json")
-                file = tar.extractfile(member) if name.startswith(drafts) else None
-                if file is not None:
-                    found.extend(_suite_schema(name, group) for group in json.load(file))
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{archive}: {error!r}") from error
-    if not found:
-        raise ValueError(f"{archive}: no tests of {', '.join(drafts)} in it")
-    return tuple(found)
-
-
-def _suite_schema(name: str, group: Any) -> Schema:
-    instances = tuple(_instance(test["data"], bool(test["valid"])) for test in group["tests"])
-    schema = group["schema"]
-    if isinstance(schema, dict) and name.startswith("draft7/"):
-        schema = {"$schema": DRAFT_7, **schema}
-    return Schema(f"{name}: {group['description']}", json.dumps(schema), instances)
+    return Instance(json.dumps(data, ensure_ascii=False), valid)
 
 
 # -- what any backend can take

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks import masks
 from benchmarks.mask_verdicts import Asker, Case, Times, Verdict, Walk
-from benchmarks.masks import Report, show_by_keyword
+from benchmarks.masks import Report
 
 
 @pytest.fixture(autouse=True)
@@ -186,20 +186,6 @@ def test_the_table_has_a_line_for_each_number() -> None:
     assert rows["mask, p50, µs"] == ["1.0", "0.5"]
     assert rows["compile, max, µs"] == ["1,000", "1,000"]
     assert rows["accept, p50, µs"] == []  # nothing was accepted
-
-
-def test_a_suite_is_shown_by_keyword() -> None:
-    def report(backend: str, *verdicts: Verdict) -> Report:
-        return Report(backend, 0.0, 0.0, Times(), verdicts)
-
-    lax = Verdict("draft7/not: twice", invalid_accepted=[0, 1])
-    first = report("one", Verdict("draft7/not: once"), lax, Verdict("draft7/enum: x"))
-    refused = [Verdict(name, refused="no") for name in ("draft7/not: once", "draft7/not: twice")]
-    second = report("two", *refused, Verdict("draft7/enum: x"))
-    console = Console(record=True, width=100)
-    show_by_keyword([first, second], console)
-    _, *rows = [line.split() for line in console.export_text().splitlines()]
-    assert rows == [["draft7/not", "2", "1", "(1)", "0"], ["draft7/enum", "1", "1", "1"]]
 
 
 # -- the command

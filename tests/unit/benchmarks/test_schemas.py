@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.schemas import (
-    DRAFT_7,
     FILE,
     NUM_GENERATED,
     generated,
     is_plain,
-    load_suite,
     schemas,
 )
 
@@ -88,40 +84,3 @@ def test_made_up_instances_are_what_they_are_said_to_be() -> None:
 )
 def test_what_only_some_backends_take_is_not_plain(schema: object, plain: bool) -> None:
     assert is_plain(schema) is plain
-
-
-def suite_of(folder: Path, **files: object) -> Path:
-    archive = folder / "suite.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        for name, content in files.items():
-            data = json.dumps(content).encode()
-            member = tarfile.TarInfo(f"suite-1.0/{name.replace('__', '/')}.json")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return archive
-
-
-def test_a_suite_gives_the_schemas_of_its_drafts(tmp_path: Path) -> None:
-    group = {
-        "description": "one",
-        "schema": {"type": "string"},
-        "tests": [
-            {"description": "", "data": "é", "valid": True},
-            {"data": "\ud800", "valid": False},
-        ],
-    }
-    archive = suite_of(
-        tmp_path,
-        tests__draft7__type=[group],
-        tests__draft2020__optional__type=[group],
-        tests__draft4__type=[group],
-        remotes__draft7__type={"type": "string"},
-    )
-    new, old = load_suite(archive, ("draft7", "draft2020"))
-    assert (new.name, old.name) == ("draft2020/optional/type: one", "draft7/type: one")
-    assert new.text == '{"type": "string"}'
-    assert json.loads(old.text) == {"$schema": DRAFT_7, "type": "string"}
-    assert [(each.text, each.valid) for each in old.instances] == [
-        ('"é"', True),
-        ('"\\ud800"', False),
-    ]
