@@ -19,6 +19,7 @@ the prompt tokens that were computed while a tool ran, and how many of them were
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -26,14 +27,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 import sgl_vllm as sgl
-from benchmarks.ab.workloads.base import Texts
-from benchmarks.command import one_server_arguments, progress_bars
+from benchmarks.ab.workloads.base import Texts, Vocabulary
+from benchmarks.command import check_folders, positive, progress_bars
+from benchmarks.models import resolve_model
 from sgl_vllm.lang.backends.base import Prompt
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 
@@ -255,13 +258,25 @@ def table_of(results: list[Result]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0 if it could measure and all texts are the same, otherwise 1."""
-    arguments, model, texts = one_server_arguments(
-        argv,
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.agent_programs",
         description=__doc__,
-        rounds=12,
-        quick_rounds=2,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--model", default="shape:33m", help="demo, shape:33m, a folder, ...")
+    parser.add_argument("--rounds", type=positive, default=12, metavar="N", help="runs of each")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="the demo model, 2 of each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.model, arguments.rounds = "demo", 2
+    try:
+        check_folders(json=arguments.json, data=None)
+        model = resolve_model(arguments.model)
+        texts = Texts(Vocabulary.of(model), arguments.seed)
+    except ValueError as error:
+        parser.error(str(error))
     console = Console(highlight=False)
     try:
         with (

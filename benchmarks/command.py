@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,9 +18,6 @@ from rich.progress import (
 )
 
 import sgl_vllm as sgl
-from benchmarks.ab.servers import Arm
-from benchmarks.ab.workloads.base import Texts, Vocabulary
-from benchmarks.models import resolve_model
 from sgl_vllm.vllm_api import versions as vllm_versions
 
 
@@ -38,46 +34,6 @@ def check_folders(*, json: Path | None, data: Path | None) -> None:
         raise ValueError(f"--json: there is no folder {json.absolute().parent}")
     if data and not data.is_dir():
         raise ValueError(f"--data: there is no folder {data}")
-
-
-def one_server_arguments(
-    argv: Sequence[str] | None,
-    *,
-    prog: str,
-    description: str | None,
-    rounds: int,
-    quick_rounds: int,
-) -> tuple[argparse.Namespace, str | Path, Texts]:
-    """The arguments of a command that runs programs of random texts on one server, the model that
-    they name, and its texts. Ends the process where they are wrong."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="shape:33m", help="demo, shape:33m, a folder, ...")
-    parser.add_argument("--rounds", type=positive, default=rounds, metavar="N", help="runs of each")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"the demo model, {quick_rounds} of each"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.model, arguments.rounds = "demo", quick_rounds
-    try:
-        check_folders(json=arguments.json, data=None)
-        model = resolve_model(arguments.model)
-        return arguments, model, Texts(Vocabulary.of(model), arguments.seed)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def urls_of(stock: str | None, sgl_url: str | None) -> dict[Arm, str] | None:
-    """Of servers that run already; None if they are to be started. ValueError for one alone."""
-    if stock is None and sgl_url is None:
-        return None
-    if stock is None or sgl_url is None:
-        raise ValueError("--stock-url and --sgl-url go together")
-    return {"stock": stock.rstrip("/"), "sgl": sgl_url.rstrip("/")}
 
 
 def progress_bars(console: Console) -> Progress:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rich.table import Table
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Figures = TypeVar("Figures", bound="DataclassInstance")
-FiguresOfRound = TypeVar("FiguresOfRound", bound="DataclassInstance", covariant=True)
-Ratios = TypeVar("Ratios")
 
 ARMS = (STOCK, SGL)
 
@@ -41,22 +38,22 @@ def ratio(stock: float, sgl: float, better: int) -> float | None:
     return over / under if better and under else None
 
 
-class Round(Protocol[FiguresOfRound]):
+@dataclass(frozen=True)
+class Round(Generic[Figures]):
     """One arm's turn."""
 
-    @property
-    def figures(self) -> FiguresOfRound: ...
+    figures: Figures
 
 
-class ByTurns(ABC, Generic[Figures, Ratios]):
-    """What has alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`."""
+class ByTurns(Generic[Figures]):
+    """What has alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`.
 
+    `RATIOS` are names of ratios, each with the figure that it is of, and which way is better.
+    """
+
+    RATIOS: ClassVar[Mapping[str, tuple[str, int]]]
     stock: tuple[Round[Figures], ...]
     sgl: tuple[Round[Figures], ...]
-
-    @staticmethod
-    @abstractmethod
-    def ratios_between(stock: Figures, sgl: Figures) -> Ratios: ...
 
     @property
     def arms(self) -> dict[str, tuple[Round[Figures], ...]]:
@@ -66,14 +63,26 @@ class ByTurns(ABC, Generic[Figures, Ratios]):
         return median_figures([one.figures for one in self.arms[arm]])
 
     @property
-    def ratios(self) -> Ratios:
-        return self.ratios_between(self.median("stock"), self.median("sgl"))
+    def ratios(self) -> dict[str, float | None]:
+        return self._between(self.median("stock"), self.median("sgl"))
 
     @property
-    def ratios_of_rounds(self) -> tuple[Ratios, ...]:
+    def ratios_of_rounds(self) -> list[dict[str, float | None]]:
         """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
         pairs = zip(self.stock, self.sgl, strict=True)
-        return tuple(self.ratios_between(stock.figures, sgl.figures) for stock, sgl in pairs)
+        return [self._between(stock.figures, sgl.figures) for stock, sgl in pairs]
+
+    def _between(self, stock: Figures, sgl: Figures) -> dict[str, float | None]:
+        return {
+            name: ratio(getattr(stock, figure), getattr(sgl, figure), better)
+            for name, (figure, better) in self.RATIOS.items()
+        }
+
+    def spread(self, name: str) -> str:
+        """From the least ratio of a round to the greatest; "" of a single round."""
+        found = [one[name] for one in self.ratios_of_rounds]
+        known = [one for one in found if one is not None]
+        return f"{min(known):.3f} to {max(known):.3f}" if len(known) > 1 else ""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -87,16 +87,18 @@ def _workloads(arguments: argparse.Namespace) -> list[Workload]:
 
 def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
     """Of servers that run already; None if they are to be started."""
-    urls = command.urls_of(arguments.stock_url, arguments.sgl_url)
-    if urls is None:
+    stock, plugin = arguments.stock_url, arguments.sgl_url
+    if stock is None and plugin is None:
         return None
+    if stock is None or plugin is None:
+        raise ValueError("--stock-url and --sgl-url go together")
     for_started = ("policy", "plugin_config", "server_args", "stock_args", "ablations")
     if any(getattr(arguments, name) for name in for_started):
         names = ", ".join("--" + name.replace("_", "-") for name in for_started)
         raise ValueError(f"{names} are for servers started here")
     if any(part != variants.FORK_HINT for part in arguments.off):
         raise ValueError(f"--off (but for {variants.FORK_HINT}) is for servers started here")
-    return urls
+    return {"stock": stock.rstrip("/"), "sgl": plugin.rstrip("/")}
 
 
 def _check(arguments: argparse.Namespace) -> None:

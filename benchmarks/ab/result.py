@@ -10,21 +10,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks import medians
 from benchmarks.ab.arrivals import Arrival, FirstTokens, first_tokens
-from benchmarks.medians import (
-    ByTurns,
-    Row,
-    counted,
-    figures_table,
-    median_figures,
-    percentile,
-)
+from benchmarks.medians import ByTurns, Row, counted, figures_table, median_figures, percentile
 from sgl_vllm.server_process import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -79,28 +73,12 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(medians.Round[Figures]):
     """One arm's turn: its figures, what every program wrote, in the items' order, and when the
     answers arrived that were streamed."""
 
-    figures: Figures
     texts: tuple[str, ...]
     arrivals: tuple[Arrival, ...] = ()
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """Of the medians: throughput sgl / stock, times stock / sgl."""
-
-    throughput: float
-    latency_p50: float
-    ttft_p99: float
-
-
-@dataclass(frozen=True)
-class SameOutput:
-    compared: int
-    equal: int
 
 
 @dataclass(frozen=True)
@@ -153,7 +131,7 @@ class Ablation:
 
 
 @dataclass(frozen=True)
-class Comparison(ByTurns[Figures, Ratios]):
+class Comparison(ByTurns[Figures]):
     """Alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`.
 
     `server_args` are those that both servers were started with, or were to be, if not here.
@@ -161,6 +139,11 @@ class Comparison(ByTurns[Figures, Ratios]):
     tokens.
     """
 
+    RATIOS: ClassVar = {
+        "throughput": ("throughput_programs_s", 1),
+        "latency_p50": ("latency_p50_s", -1),
+        "ttft_p99": ("ttft_p99_s", -1),
+    }
     workload: str
     gain: str
     model: str
@@ -178,18 +161,11 @@ class Comparison(ByTurns[Figures, Ratios]):
     machine: Mapping[str, Any]
     date: str
 
-    @staticmethod
-    def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
-        return Ratios(
-            throughput=sgl.throughput_programs_s / stock.throughput_programs_s,
-            latency_p50=stock.latency_p50_s / sgl.latency_p50_s,
-            ttft_p99=stock.ttft_p99_s / sgl.ttft_p99_s,
-        )
-
     @property
-    def same_output(self) -> SameOutput:
+    def same_output(self) -> dict[str, int]:
         pairs = list(self._pairs())
-        return SameOutput(len(pairs), sum(stock == sgl for _, _, stock, sgl in pairs))
+        equal = sum(stock == sgl for _, _, stock, sgl in pairs)
+        return {"compared": len(pairs), "equal": equal}
 
     def differences(self) -> Iterator[Difference]:
         for round_number, item, stock, sgl in self._pairs():
@@ -237,10 +213,10 @@ class Comparison(ByTurns[Figures, Ratios]):
                 }
                 for arm, rounds in self.arms.items()
             },
-            "ratio": asdict(self.ratios),
-            "ratio_of_rounds": [asdict(one) for one in self.ratios_of_rounds],
+            "ratio": self.ratios,
+            "ratio_of_rounds": self.ratios_of_rounds,
             "first_tokens": asdict(first) if first is not None else None,
-            "same_output": asdict(self.same_output),
+            "same_output": self.same_output,
             "differences": [
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
             ],
@@ -390,11 +366,8 @@ def _table_of_ablations(comparison: Comparison) -> Table:
 
 def _verdict(comparison: Comparison) -> Text:
     shown = Text()
-    if len(comparison.stock) > 1:
-        per_round = [one.throughput for one in comparison.ratios_of_rounds]
-        shown.append(
-            f"\nratio of programs/s, round by round: {min(per_round):.3f} to {max(per_round):.3f}"
-        )
+    if spread := comparison.spread("throughput"):
+        shown.append(f"\nratio of programs/s, round by round: {spread}")
     shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
     if (first := comparison.first_tokens) is not None:
         stock, ours, ratio = first.arms["stock"], first.arms["sgl"], first.ratio
@@ -409,9 +382,9 @@ def _verdict(comparison: Comparison) -> Text:
             f"(undecided tokens + {PASSES_PER_REQUEST} per request)\n",
             "green" if passes["within"] else "red",
         )
-    same = comparison.same_output
-    style = "green" if same.equal == same.compared else "red"
-    shown.append(f"same output: {same.equal} of {same.compared}", style)
+    compared, equal = comparison.same_output.values()
+    style = "green" if equal == compared else "red"
+    shown.append(f"same output: {equal} of {compared}", style)
     for one in islice(comparison.differences(), MAX_DIFFERENCES_SHOWN):
         shown.append(f"\nround {one.round_number}, program {one.item}:", "red")
         shown.append(f"\n  stock  …{one.stock!r}\n  sgl    …{one.sgl!r}")

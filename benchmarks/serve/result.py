@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.medians import ByTurns, Row, counted, figures_table, ratio
+from benchmarks import medians
+from benchmarks.medians import ByTurns, Row, counted, figures_table
 from sgl_vllm.server_process import Counters
 
 MS_PER_S = 1000.0
@@ -52,42 +53,29 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(medians.Round[Figures]):
     """One arm's turn with one dataset; `said` is what `vllm bench serve` saved, word for word."""
 
-    figures: Figures
     said: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Ratios:
-    """Of the medians: throughput sgl / stock, times stock / sgl; None if nothing is to divide."""
-
-    throughput: float | None
-    ttft_p99: float | None
-    tpot_p50: float | None
-
-
-@dataclass(frozen=True)
-class DatasetResult(ByTurns[Figures, Ratios]):
+class DatasetResult(ByTurns[Figures]):
     """Alternating rounds of both arms with one dataset: `stock[i]` ran just before `sgl[i]`.
 
     `command` is `vllm bench serve` as it was called, without what says where.
     """
 
+    RATIOS: ClassVar = {
+        "throughput": ("throughput_requests_s", 1),
+        "ttft_p99": ("ttft_p99_s", -1),
+        "tpot_p50": ("tpot_p50_s", -1),
+    }
     name: str
     num_prompts: int
     command: tuple[str, ...]
     stock: tuple[Round, ...]
     sgl: tuple[Round, ...]
-
-    @staticmethod
-    def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
-        return Ratios(
-            throughput=ratio(stock.throughput_requests_s, sgl.throughput_requests_s, 1),
-            ttft_p99=ratio(stock.ttft_p99_s, sgl.ttft_p99_s, -1),
-            tpot_p50=ratio(stock.tpot_p50_s, sgl.tpot_p50_s, -1),
-        )
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -104,8 +92,8 @@ class DatasetResult(ByTurns[Figures, Ratios]):
                 }
                 for arm, rounds in (("stock", self.stock), ("sgl", self.sgl))
             },
-            "ratio": asdict(self.ratios),
-            "ratio_of_rounds": [asdict(one) for one in self.ratios_of_rounds],
+            "ratio": self.ratios,
+            "ratio_of_rounds": self.ratios_of_rounds,
         }
 
 
@@ -191,12 +179,8 @@ def show(comparison: Comparison, console: Console) -> None:
 def _of_dataset(one: DatasetResult) -> tuple[Text, Table, Text]:
     num_rounds = len(one.stock)
     medians = "1 round" if num_rounds == 1 else f"{num_rounds} rounds, medians"
-    spread = [of.throughput for of in one.ratios_of_rounds if of.throughput is not None]
-    by_round = (
-        f"ratio of requests/s, round by round: {min(spread):.3f} to {max(spread):.3f}"
-        if len(spread) > 1
-        else ""
-    )
+    spread = one.spread("throughput")
+    by_round = f"ratio of requests/s, round by round: {spread}" if spread else ""
     return (
         Text(f"\n{one.name}: {one.num_prompts} prompts, {medians}", "bold"),
         figures_table(ROWS, one.median("stock"), one.median("sgl")),
