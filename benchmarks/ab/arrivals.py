@@ -8,8 +8,9 @@ message with ten tokens is held against stock's time to its tenth. Pure: no serv
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.medians import percentile
 
@@ -33,29 +34,15 @@ class Arrival:
         return self.first_s + share * (self.last_s - self.first_s)
 
 
-@dataclass(frozen=True)
-class Percentiles:
-    """Of seconds, or of their ratios."""
-
-    p50: float
-    p99: float
-
-
-@dataclass(frozen=True)
-class FirstTokens:
-    """Seconds to the first `tokens` tokens, by arm, and how many times as long stock's take: by
-    medians, and of each two neighboring rounds."""
-
-    tokens: int
-    arms: Mapping[str, Percentiles]
-    ratio: Percentiles
-    ratio_of_rounds: tuple[Percentiles, ...]
+Percentiles = dict[str, float]
+"""Of seconds, or of their ratios, by "p50" and "p99"."""
 
 
 def first_tokens(
     stock: Sequence[Sequence[Arrival]], sgl: Sequence[Sequence[Arrival]]
-) -> FirstTokens | None:
-    """The comparison at as many tokens as the plugin's first messages have, half of them at least.
+) -> dict[str, Any] | None:
+    """Seconds to as many `tokens` as the plugin's first messages have, half of them at least: of
+    each arm, and how many times as long stock takes, by medians and of each two neighboring rounds.
 
     Args:
         stock, sgl: of each round, all answers. `stock[i]` ran just before `sgl[i]`.
@@ -68,26 +55,25 @@ def first_tokens(
     tokens = statistics.median_low(counts)
     if tokens <= 1:
         return None
-    of_stock, of_sgl = ([_percentiles(one, tokens) for one in arm] for arm in (stock, sgl))
-    arms = {"stock": _medians(of_stock), "sgl": _medians(of_sgl)}
-    return FirstTokens(
-        tokens,
-        arms,
-        _ratio(arms["stock"], arms["sgl"]),
-        tuple(map(_ratio, of_stock, of_sgl)),
-    )
+    rounds = {
+        arm: [_percentiles([one.seconds_to(tokens) for one in arrivals]) for arrivals in of_arm]
+        for arm, of_arm in (("stock", stock), ("sgl", sgl))
+    }
+    arms = {
+        arm: {key: statistics.median(one[key] for one in found) for key in ("p50", "p99")}
+        for arm, found in rounds.items()
+    }
+    return {
+        "tokens": tokens,
+        "arms": arms,
+        "ratio": _ratio(arms["stock"], arms["sgl"]),
+        "ratio_of_rounds": list(map(_ratio, rounds["stock"], rounds["sgl"])),
+    }
 
 
-def _percentiles(arrivals: Sequence[Arrival], tokens: int) -> Percentiles:
-    seconds = [one.seconds_to(tokens) for one in arrivals]
-    return Percentiles(percentile(seconds, 50), percentile(seconds, 99))
-
-
-def _medians(rounds: Sequence[Percentiles]) -> Percentiles:
-    return Percentiles(
-        statistics.median(one.p50 for one in rounds), statistics.median(one.p99 for one in rounds)
-    )
+def _percentiles(seconds: Sequence[float]) -> Percentiles:
+    return {"p50": percentile(seconds, 50), "p99": percentile(seconds, 99)}
 
 
 def _ratio(stock: Percentiles, sgl: Percentiles) -> Percentiles:
-    return Percentiles(stock.p50 / sgl.p50, stock.p99 / sgl.p99)
+    return {key: stock[key] / sgl[key] for key in stock}

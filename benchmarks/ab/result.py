@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import medians
-from benchmarks.ab.arrivals import Arrival, FirstTokens, first_tokens
+from benchmarks.ab.arrivals import Arrival, first_tokens
 from benchmarks.medians import ByTurns, Row, counted, figures_table, median_figures, percentile
 from sgl_vllm.server_process import Counters
 
@@ -178,7 +178,7 @@ class Comparison(ByTurns[Figures]):
                 yield number, item, *texts
 
     @property
-    def first_tokens(self) -> FirstTokens | None:
+    def first_tokens(self) -> dict[str, Any] | None:
         return first_tokens(
             [one.arrivals for one in self.stock], [one.arrivals for one in self.sgl]
         )
@@ -199,7 +199,6 @@ class Comparison(ByTurns[Figures]):
         }
 
     def to_json(self) -> str:
-        first = self.first_tokens
         content = {
             "workload": self.workload,
             "gain": self.gain,
@@ -215,7 +214,7 @@ class Comparison(ByTurns[Figures]):
             },
             "ratio": self.ratios,
             "ratio_of_rounds": self.ratios_of_rounds,
-            "first_tokens": asdict(first) if first is not None else None,
+            "first_tokens": self.first_tokens,
             "same_output": self.same_output,
             "differences": [
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
@@ -370,11 +369,13 @@ def _verdict(comparison: Comparison) -> Text:
         shown.append(f"\nratio of programs/s, round by round: {spread}")
     shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
     if (first := comparison.first_tokens) is not None:
-        stock, ours, ratio = first.arms["stock"], first.arms["sgl"], first.ratio
+        stock, ours, ratio = first["arms"]["stock"], first["arms"]["sgl"], first["ratio"]
         shown.append(
-            f"time to the first {first.tokens} tokens, which the plugin sends at once: "
-            f"p50 {stock.p50:.3f} s, {ours.p50:.3f} s, {ratio.p50:.2f}; "
-            f"p99 {stock.p99:.3f} s, {ours.p99:.3f} s, {ratio.p99:.2f}\n"
+            f"time to the first {first['tokens']} tokens, which the plugin sends at once: "
+            + "; ".join(
+                f"{key} {stock[key]:.3f} s, {ours[key]:.3f} s, {ratio[key]:.2f}" for key in ratio
+            )
+            + "\n"
         )
     for arm, passes in comparison.passes().items():
         shown.append(
