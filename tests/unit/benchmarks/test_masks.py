@@ -158,12 +158,6 @@ def test_a_token_over_which_mask_and_accept_disagree_is_counted() -> None:
     assert verdict.right  # the mask decides, as for the sampler
 
 
-def test_times_are_summed_up_in_microseconds() -> None:
-    found = masks.summary([1000 * number for number in range(1, 101)])
-    assert found == {"count": 100, "p50": 50, "p95": 95, "p99": 99, "max": 100, "mean": 50.5}
-    assert masks.summary([]) is None
-
-
 # -- what is shown
 
 

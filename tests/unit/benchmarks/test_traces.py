@@ -20,9 +20,7 @@ from benchmarks.traces import (
     read_mooncake,
     reuse,
     with_span,
-    without_hints,
 )
-from sgl_vllm.protocol.step_graph import read_graph
 
 
 def call(prompt: str, reply: str) -> Call:
@@ -65,14 +63,6 @@ def test_equal_hash_ids_are_equal_tokens_and_others_differ_from_the_first(record
     assert not set(first[1024:].tolist()) & set(second[1024:].tolist())
 
 
-def test_recorded_arrivals_and_replies_are_kept(recorded: Path) -> None:
-    trace = read_mooncake(recorded)
-    assert [program.arrival_s for program in trace.programs] == [0.0, 3.0, 9.0]
-    assert [len(one.reply) for one in trace.calls()] == [40, 8, 1]
-    tokens = np.concatenate([one.reply for one in trace.calls()])
-    assert len(set(tokens.tolist())) == 49  # replies are met nowhere else
-
-
 def test_a_scale_shortens_blocks_prompts_and_replies_alike(recorded: Path) -> None:
     trace = read_mooncake(recorded, num_requests=2, scale=Fraction(1, 4))
     first, second = trace.calls()
@@ -111,23 +101,6 @@ def test_a_call_continues_one_that_it_waits_for(name: str) -> None:
                 or common_prefix(one.prompt, before.prompt) > 100
                 for before in befores
             )
-
-
-def test_a_compiled_program_sends_its_graph_once_and_names_every_step() -> None:
-    trace = generate("compiled", 200)
-    graphs: dict[str, int] = {}
-    for program in trace.programs:
-        first, *others = (call.hints for call in program.calls)
-        graph = read_graph(str(first["sgl_graph"]))
-        assert len(graph.steps) == len(program.calls)
-        graphs[graph.digest] = len(graph.steps)
-        names = [call.hints["sgl_step"] for call in program.calls]
-        assert names == [f"{graph.digest}/{index}" for index in range(len(names))]
-        assert not any("sgl_graph" in hints for hints in others)
-    assert sorted(graphs.values()) == [2, 3, 5, 9, 17, 33]
-    silent = without_hints(trace)
-    assert not any(call.hints for call in silent.calls())
-    assert silent.programs[0].calls[1].after == (0,)
 
 
 def test_arrivals_can_be_spread_over_any_time(recorded: Path) -> None:
