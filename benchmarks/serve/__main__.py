@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
 from benchmarks.command import check_folders, positive, progress_bars, show_wait, versions
 from benchmarks.models import resolve_model
 from benchmarks.serve import result
-from benchmarks.serve.datasets import DATASETS, Asked
 from benchmarks.serve.result import Comparison, DatasetResult, Round
 from sgl_vllm.server_process import (
     QUIET_ENVIRONMENT,
@@ -40,12 +39,29 @@ from sgl_vllm.server_process import (
 )
 
 RESULT_FILE = "result.json"
+MOST_PREFIXES = 10
 NUM_PROMPTS = 128
 QUICK_NUM_PROMPTS = 32
 MAX_CONCURRENCY = 8
 WARM_UP_REQUESTS = 8
-SEED = 0
 WARM_UP_SEED = 1
+
+
+def _prefix_repetition(num_prompts: int) -> tuple[str, ...]:
+    # It sends as many for each prefix: with any other number of them, fewer than was asked for.
+    num_prefixes = max(
+        number
+        for number in range(1, MOST_PREFIXES + 1)
+        if num_prompts % number == 0 and (number == 1 or num_prompts >= 2 * number)
+    )
+    return ("--prefix-repetition-num-prefixes", str(num_prefixes))
+
+
+DATASETS: dict[str, Callable[[int], tuple[str, ...]]] = {
+    "prefix_repetition": _prefix_repetition,  # prefixes of 256 tokens, each followed by other 256
+    "random": lambda num_prompts: (),  # 1,024 random tokens; nothing is shared
+}
+"""vLLM's names, and the options that so many prompts take."""
 
 COMMENT = """\
 vLLM's own load generator, `vllm bench serve`, sends the same requests to stock vLLM and to vLLM
@@ -62,11 +78,8 @@ A server takes half a minute to start on two cores, and `vllm bench serve` some 
 """
 
 EPILOG = """\
-GSM8K's and MT-bench's prompts come from DIR/gsm8k_train_head_20.jsonl, DIR/gsm8k_test_200.jsonl and
-DIR/mtbench_question.jsonl (--data DIR); without, they are made up, as long as those.
-
     python -m benchmarks.serve --quick
-    python -m benchmarks.serve --dataset custom --data DIR --model shape:33m --json serve.json
+    python -m benchmarks.serve --dataset random --model shape:33m --json serve.json
     python -m benchmarks.serve --dataset random --request-rate 4 --max-concurrency 32
     python -m benchmarks.serve --dataset random --bench-args='--random-input-len 256'
 """
@@ -101,13 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a comparison depends on. `words` are for `vllm bench serve`, whatever the
-    dataset; `folder` is for the files of prompts and results."""
+    """Everything that a comparison depends on. `datasets` are options of
+    `vllm bench serve` by dataset, `words` those of all; `folder` is for the files of results."""
 
     model: str
     servers: ServerSettings
     words: tuple[str, ...]
-    asked: tuple[Asked, ...]
+    datasets: Mapping[str, tuple[str, ...]]
+    num_prompts: int
     warm_up_items: tuple[Item, ...]
     rounds: int
     folder: Path
@@ -115,7 +129,7 @@ class Plan:
 
 def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
     """Raises ValueError for what does not fit together."""
-    check_folders(json=arguments.json, data=arguments.data)
+    check_folders(json=arguments.json, data=None)
     bench_args = tuple(shlex.split(arguments.bench_args))
     model = resolve_model(arguments.model)
     tokenizer = _tokenizer_in(bench_args) or model
@@ -125,6 +139,7 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
         model=arguments.model,
         servers=ServerSettings.of(model, arguments.model, shlex.split(arguments.server_args)),
         words=(
+            *("--num-prompts", str(num_prompts)),
             *("--model", arguments.model),
             *("--tokenizer", str(tokenizer)),
             *("--request-rate", arguments.request_rate),
@@ -134,10 +149,11 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
             *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"),
             *bench_args,
         ),
-        asked=tuple(
-            DATASETS[name].ask(Texts(vocabulary, SEED, arguments.data), num_prompts, folder)
+        datasets={
+            name: ("--dataset-name", name, *DATASETS[name](num_prompts))
             for name in arguments.dataset
-        ),
+        },
+        num_prompts=num_prompts,
         warm_up_items=tuple(no_sharing.items(Texts(vocabulary, WARM_UP_SEED), WARM_UP_REQUESTS)),
         rounds=1 if arguments.quick else arguments.rounds,
         folder=folder,
@@ -152,10 +168,9 @@ def _tokenizer_in(bench_args: tuple[str, ...]) -> Path | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:<19}{one.summary}" for name, one in DATASETS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serve",
-        description=f"{COMMENT}\ndatasets:\n{listed}",
+        description=COMMENT,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -165,14 +180,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=DATASETS,
         default=list(DATASETS),
         metavar="NAME",
-        help="see above; default: all",
+        help=f"of vLLM's {' and '.join(DATASETS)}; default: both",
     )
     parser.add_argument(
         "--model",
         default="demo",
         help="demo (default), shape:33m or another shape of benchmarks.models, a folder, a name",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="real prompts, named below")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there too")
     parser.add_argument(
         "--quick", action="store_true", help="one round of fewer prompts: a look, not a result"
@@ -183,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         "--num-prompts",
         type=positive,
         metavar="N",
-        help=f"default {NUM_PROMPTS}, or as many as the data has",
+        help=f"default {NUM_PROMPTS}",
     )
     size.add_argument(
         "--request-rate",
@@ -228,7 +242,7 @@ def _rate(text: str) -> str:
 def compare(plan: Plan, console: Console) -> Comparison:
     """Runs all rounds of both arms. ArmFailed or ServerFailed say which one could not."""
     rounds: dict[tuple[str, Arm], list[Round]] = {
-        (asked.name, arm): [] for asked in plan.asked for arm in ARMS
+        (name, arm): [] for name in plan.datasets for arm in ARMS
     }
     parts: dict[str, str] = {}
     capacity = servers.how_many_fit(plan.servers)
@@ -241,12 +255,12 @@ def compare(plan: Plan, console: Console) -> Comparison:
                 with pool.serving(arm, plan.servers, on_wait) as (url, _):
                     progress.update(task, description=f"{label}: warm-up")
                     warm_up(plan, url)
-                    for asked in plan.asked:
-                        progress.update(task, description=f"{label}: {asked.name}")
-                        turn_folder = plan.folder / f"{asked.name}-{number}-{arm}"
+                    for name in plan.datasets:
+                        progress.update(task, description=f"{label}: {name}")
+                        turn_folder = plan.folder / f"{name}-{number}-{arm}"
                         turn_folder.mkdir()
-                        done = take_turn(plan, asked, url, turn_folder)
-                        rounds[asked.name, arm].append(done)
+                        done = take_turn(plan, name, url, turn_folder)
+                        rounds[name, arm].append(done)
                     if arm == "sgl":
                         parts = servers.plugin_parts(url)
                 progress.update(task, description=label)
@@ -255,13 +269,13 @@ def compare(plan: Plan, console: Console) -> Comparison:
         model=plan.model,
         datasets=tuple(
             DatasetResult(
-                name=asked.name,
-                num_prompts=asked.num_prompts,
-                command=("vllm", "bench", "serve", *asked.options, *plan.words),
-                stock=tuple(rounds[asked.name, "stock"]),
-                sgl=tuple(rounds[asked.name, "sgl"]),
+                name=name,
+                num_prompts=plan.num_prompts,
+                command=("vllm", "bench", "serve", *options, *plan.words),
+                stock=tuple(rounds[name, "stock"]),
+                sgl=tuple(rounds[name, "sgl"]),
             )
-            for asked in plan.asked
+            for name, options in plan.datasets.items()
         ),
         parts=parts,
         server_args=plan.servers.args,
@@ -274,10 +288,10 @@ def warm_up(plan: Plan, url: str) -> None:
     run_programs(no_sharing.continuation, plan.warm_up_items, url, WARM_UP_REQUESTS)
 
 
-def take_turn(plan: Plan, asked: Asked, url: str, folder: Path) -> Round:
+def take_turn(plan: Plan, dataset: str, url: str, folder: Path) -> Round:
     """One arm's round with one dataset: from an empty cache, everything once."""
     before = servers.begin_turn(url)
-    said = put_load((*asked.options, *plan.words), url, folder)
+    said = put_load((*plan.datasets[dataset], *plan.words), url, folder)
     return Round(result.joined(said, read_counters(url) - before), said)
 
 

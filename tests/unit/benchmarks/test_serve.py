@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
-from benchmarks.ab.workloads.base import Texts, Vocabulary
-from benchmarks.serve import datasets
-from benchmarks.serve.__main__ import _parser, main, plan_of
-from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS
+from benchmarks.serve.__main__ import DATASETS, _parser, main, plan_of
 from benchmarks.serve.result import Comparison, DatasetResult, Round, joined
 from sgl_vllm.server_process import Counters
 
@@ -89,40 +86,21 @@ def test_the_json_has_medians_rounds_and_what_vllm_said() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 300))
 def test_prefixes_divide_the_prompts_so_that_all_are_sent(num_prompts: int) -> None:
-    # Neither texts nor a folder are of use to what vLLM makes up.
-    asked = DATASETS["prefix_repetition"].ask(None, num_prompts, Path())  # type: ignore[arg-type]
-    num_prefixes = int(asked.options[-1])
+    num_prefixes = int(DATASETS["prefix_repetition"](num_prompts)[-1])
     assert num_prompts % num_prefixes == 0
     assert num_prefixes <= 10
     assert num_prefixes == 1 or num_prompts // num_prefixes >= 2
-
-
-@pytest.mark.parametrize("name", ["custom", "custom_mtbench"])
-def test_made_up_prompts_are_all_sent(name: str, vocabulary: Vocabulary, tmp_path: Path) -> None:
-    asked = DATASETS[name].ask(Texts(vocabulary, 0), 20, tmp_path)
-    assert asked.num_prompts == 20
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_prompts_that_vllm_would_drop_are_left_out_and_not_counted(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    texts = Texts(vocabulary, 0)
-    prompts = [texts.text(10), texts.text(MAX_PROMPT_TOKENS + 1)]
-    assert datasets.of_file("custom", prompts, texts, tmp_path).num_prompts == 1
-    with pytest.raises(ValueError, match="every prompt"):
-        datasets.of_file("custom", prompts[1:], texts, tmp_path)
 
 
 # -- the command
 
 
 def test_a_quick_run_is_one_round_of_fewer_prompts_of_the_datasets_named(tmp_path: Path) -> None:
-    words = ["--quick", "--dataset", "random", "custom", "--bench-args=--temperature 1"]
+    words = ["--quick", "--dataset", "random", "--bench-args=--temperature 1"]
     plan = plan_of(_parser().parse_args(words), tmp_path)
     assert plan.rounds == 1
     assert plan.words[-2:] == ("--temperature", "1")  # what the user gives wins
-    assert [(one.name, one.num_prompts) for one in plan.asked] == [("random", 32), ("custom", 32)]
+    assert (plan.num_prompts, [*plan.datasets]) == (32, ["random"])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +108,6 @@ def test_a_quick_run_is_one_round_of_fewer_prompts_of_the_datasets_named(tmp_pat
     [
         (["--dataset", "sharegpt"], "invalid choice: 'sharegpt'"),
         (["--request-rate", "0"], "0 is not above 0"),
-        (["--data", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
     ],
 )
