@@ -68,7 +68,7 @@ class Clock:
             module
             for name, module in sys.modules.items()
             if f"{name}.".startswith(tuple(f"{package}." for package in packages))
-            and getattr(module, "time", None) is time
+            and vars(module).get("time") is time  # without what modules load on demand
         ]
         for module in modules:
             module.time = self  # type: ignore[attr-defined]
