@@ -37,7 +37,7 @@ import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Texts, Vocabulary
 from benchmarks.command import check_folders, positive, progress_bars
 from benchmarks.models import resolve_model
-from sgl_vllm.lang.backends.base import Prompt
+from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 
 ORDINARY, MARKED, COMPILED = "ordinary", "marked", "compiled"

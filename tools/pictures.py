@@ -19,16 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Prompt,
-    ScoreAnswer,
-    Usage,
-    branch_name,
-)
+from sgl_vllm.lang.backends.base import branch_name
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ScoreAnswer
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.pages import Block, blocks_of, printed_by
 from tools.generated import write_or_check

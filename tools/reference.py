@@ -42,7 +42,7 @@ ORDER = (EXPRESSIONS, STATE, GROUPS_OF_FORKS, PROGRAMS, BACKENDS, VIEWS, TYPES, 
 PLACES = {
     GROUPS_OF_FORKS: ("group.",),
     STATE: ("state.",),
-    TYPES: ("primitives.tools.", "backends.base.", "media.", "transcript."),
+    TYPES: ("primitives.tools.", "backends.requests.", "usage.", "media.", "transcript."),
     EXPRESSIONS: ("api.", "choices.", "primitives."),
     PROGRAMS: ("function.", "program.", "with_options.", "settings.", "compiler.", "planner."),
     ERRORS: ("errors.",),

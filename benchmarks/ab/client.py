@@ -28,16 +28,12 @@ from benchmarks.ab.arrivals import Arrival
 from benchmarks.ab.workloads.base import Item
 from benchmarks.traces import Call, Trace, reuse
 from benchmarks.traces import Program as TracedProgram
-from sgl_vllm.lang.backends.base import (
-    GenAnswer,
-    GenRequest,
-    Prompt,
-    ScoreAnswer,
-    Usage,
-)
 from sgl_vllm.lang.backends.on_vllm import has_media
 from sgl_vllm.lang.backends.openai_api import prompt_body
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, ScoreAnswer
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.prompts import Prompt
+from sgl_vllm.lang.usage import Usage
 
 REST_IN_ONE_PART = 1 << 20
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from typing import Any, TypeAlias  # Any: tqdm has no types
 
-from sgl_vllm.lang.backends.base import Backend, Usage
+from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.body import Body
 from sgl_vllm.lang.loop import background_loop, error_of, new_future
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
@@ -23,6 +23,7 @@ from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.transcript import Transcript
+from sgl_vllm.lang.usage import Usage
 
 AUTO_CONCURRENCY = 256
 """How many programs run at a time with num_threads="auto": vLLM's default batch size."""

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
 
-from sgl_vllm.lang.backends.base import Prompt, ScoreAnswer, Usage, logger
+from sgl_vllm.lang.backends.base import logger
+from sgl_vllm.lang.backends.requests import ScoreAnswer
 from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
 from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
@@ -52,11 +53,13 @@ from sgl_vllm.lang.operations import (
 )
 from sgl_vllm.lang.ordering import arranged, pieces_of, places_of
 from sgl_vllm.lang.prefill_ahead import PrefillAhead
+from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.text import check_unicode
 from sgl_vllm.lang.tool_times import tool_times
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Timing, Transcript, Variable
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.waiting import RunningTool, current_tool
 from sgl_vllm.protocol.hints import Hints
 

@@ -12,23 +12,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Prompt,
-    Usage,
-    Watch,
-    no_hints,
-)
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, Watch, no_hints
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.ir import Gen
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import each_of
 from sgl_vllm.lang.speculation import Ahead, Lookout, can_be_speculated
 from sgl_vllm.lang.transcript import GenMeta, Transcript, Variable
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.hints import Hints
 
 MAX_SHOWN_CHARS = 200

@@ -1,14 +1,13 @@
 """Runs `speech`, `picture` and `transcribe`: asks the backend, and records what it made.
 
-Owns what these expressions do to a prompt. Their requests are in `backends/media_requests.py`.
+Owns what these expressions do to a prompt. Their requests are in `backends/requests.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sgl_vllm.lang.backends.base import ChatPrompt
-from sgl_vllm.lang.backends.media_requests import (
+from sgl_vllm.lang.backends.requests import (
     MediaRequest,
     PictureRequest,
     SpeechRequest,
@@ -19,6 +18,7 @@ from sgl_vllm.lang.backends.media_requests import (
 from sgl_vllm.lang.generation import open_prompt
 from sgl_vllm.lang.ir import Making, Picture, Speech, SpokenGen, Transcription, Var
 from sgl_vllm.lang.media import recording_of
+from sgl_vllm.lang.prompts import ChatPrompt
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.transcript import MediaMeta, Transcript, Variable
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sgl_vllm.lang.backends.base import Backend, ChatPrompt, Message, Prompt, TextPrompt
+from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text
 from sgl_vllm.lang.planning import SegmentId, plan
+from sgl_vllm.lang.prompts import ChatPrompt, Message, Prompt, TextPrompt
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
 from sgl_vllm.protocol.segments import canonical_rank, digest_of

@@ -16,7 +16,7 @@ from contextlib import closing
 # Any: arguments and values of the user's types
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
 
-from sgl_vllm.lang.backends.base import Backend, Usage
+from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
 from sgl_vllm.lang.body import Body, cancelling_on_error
 from sgl_vllm.lang.call_types import P, called_with_options
@@ -28,6 +28,7 @@ from sgl_vllm.lang.sampling import Sampling, SamplingDefaults, run_defaults
 from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.transcript import Transcript
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.with_options import ProgramWithOptions, RunOptions
 from sgl_vllm.spelling import did_you_mean
 

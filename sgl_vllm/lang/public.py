@@ -32,12 +32,13 @@ from sgl_vllm.lang.api import (
     video,
 )
 from sgl_vllm.lang.backends.anthropic_service import Anthropic
-from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
+from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.combined import Combined
 from sgl_vllm.lang.backends.engine import Engine
 from sgl_vllm.lang.backends.litellm_service import LiteLLM
 from sgl_vllm.lang.backends.openai_service import OpenAI
 from sgl_vllm.lang.backends.replay import Recorder, Replay
+from sgl_vllm.lang.backends.requests import ServerInfo
 from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
 from sgl_vllm.lang.choices import (
     greedy_token_selection,
@@ -67,6 +68,7 @@ from sgl_vllm.lang.settings import (
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState
 from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.transcript import Order
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
 from sgl_vllm.lang.with_options import ProgramWithOptions
 

@@ -17,12 +17,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, TypeVar
 
-from sgl_vllm.lang.backends.base import Backend, Usage, program_id
+from sgl_vllm.lang.backends.base import Backend, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, new_future, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.usage import Usage
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.stream import Stream

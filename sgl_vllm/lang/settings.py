@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_vllm.lang.backends.base import Backend, BackendHandle, ServerInfo
+from sgl_vllm.lang.backends.base import Backend, BackendHandle
+from sgl_vllm.lang.backends.requests import ServerInfo
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
-from sgl_vllm.lang.backends.base import Generated
+from sgl_vllm.lang.backends.requests import Generated
 from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.sampling import Sampling, each_of
 

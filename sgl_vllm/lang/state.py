@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from typing_extensions import TypeVar
 
-from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.follower import FileFollower, TextFollower
 from sgl_vllm.lang.group import ProgramGroup
@@ -35,6 +34,7 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Order, Transcript, Variable, meta_info
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.views.capture import picture_of
 from sgl_vllm.lang.views.html import fragment_of
 from sgl_vllm.lang.views.terminal import TerminalView

@@ -10,17 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
-    Content,
-    Message,
-    Prompt,
-    TextPrompt,
-    TokenLogprob,
-    Usage,
-)
+from sgl_vllm.lang.backends.requests import TokenLogprob
 from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Show, Text, Value
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.prompts import ChatPrompt, Content, Message, Prompt, TextPrompt
+from sgl_vllm.lang.usage import Usage
 
 HINT_MIN_CHARS = 64
 """How much of a prefix the server must not have seen yet for a hint to be worth its request. Below

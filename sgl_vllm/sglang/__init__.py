@@ -119,9 +119,9 @@ _MODULES = {
     "srt": {},
     "srt.constrained": {},
     "srt.constrained.outlines_backend": {"sglang.utils": "build_regex_from_object"},
-    "srt.hf_transformers_utils": {"sglang.utils": "get_tokenizer"},
+    "srt.hf_transformers_utils": {"sglang.backends": "get_tokenizer"},
     "srt.utils": {"sglang.utils": "load_image"},
-    "srt.utils.hf_transformers_utils": {"sglang.utils": "get_tokenizer"},
+    "srt.utils.hf_transformers_utils": {"sglang.backends": "get_tokenizer"},
     "test": {},
     "test.doc_patch": {"sglang.utils": "launch_server_cmd"},
     "test.test_utils": {
@@ -138,6 +138,7 @@ _MODULES = {
 class _Module(types.ModuleType):
     """A module of the table, whose names are found when they are first used."""
 
+    __all__: list[str]
     homes: dict[str, tuple[str, str]]
 
     def __getattr__(self, name: str) -> object:

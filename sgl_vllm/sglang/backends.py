@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
 
 from sgl_vllm.lang import settings
-from sgl_vllm.lang.backends.base import Backend, BackendHandle, TextPrompt
+from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.prompts import TextPrompt
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -213,6 +214,11 @@ class Runtime(RuntimeEndpoint):
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, of the package transformers."""
-        from sgl_vllm.sglang.utils import get_tokenizer
-
         return get_tokenizer(self._server.model)
+
+
+def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
+    """A tokenizer of the package transformers."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer_name, **options)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Self, Unpack  # Any: arguments of the user's function
+from typing import TYPE_CHECKING, Any, Self, Unpack  # Any: arguments of the user's function
 
 from sgl_vllm.lang.function import FunctionProgram
 from sgl_vllm.lang.sampling import Sampling, SamplingDefaults
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.sglang.states import ProgramState
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.compiler import CompiledProgram
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -52,6 +55,10 @@ class SglFunction(FunctionProgram):
     def run_batch(self, batch_kwargs: Any, **kwargs: Any) -> Any:
         """As `sgl_vllm.Program.run_batch`, also with `n`, the default of every `gen`."""
         return super(SglFunction, self._with_default_n(kwargs)).run_batch(batch_kwargs, **kwargs)
+
+    def compile(self, /, *args: Any, backend: Any = None, **known: Any) -> CompiledProgram:
+        """As `sgl_vllm.Program.compile`."""
+        return super().compile(*args, **known)
 
     def trace(self, /, *args: Any, backend: Any = None, **known: Any) -> TracedProgram:
         """As `sgl_vllm.Program.trace`."""

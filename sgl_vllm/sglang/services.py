@@ -12,22 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
 
 from sgl_vllm.lang.backends import anthropic_service, litellm_service, openai_service
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
-    ChoiceAnswer,
-    GenAnswer,
-    GenRequest,
-    Json,
-    Message,
-    Prompt,
-    TextPrompt,
-    Watch,
-)
+from sgl_vllm.lang.backends.base import Backend, Json
 from sgl_vllm.lang.backends.openai_api import read_usage
+from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, GenRequest, Watch
 from sgl_vllm.lang.constraints import dtype_constraint
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.prompts import ChatPrompt, Message, Prompt, TextPrompt
 from sgl_vllm.sglang.backends import BaseBackend, ChatTemplate, deprecated
 
 if TYPE_CHECKING:

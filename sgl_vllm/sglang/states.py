@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any  # Any: values of the user's types, and JSON
 
-from sgl_vllm.lang.backends.base import TokenLogprob, Usage
+from sgl_vllm.lang.backends.requests import TokenLogprob
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Expr, Role, VariableExpr, name_of
@@ -25,6 +25,7 @@ from sgl_vllm.lang.transcript import (
     Transcript,
     Variable,
 )
+from sgl_vllm.lang.usage import Usage
 
 
 @dataclass(frozen=True)

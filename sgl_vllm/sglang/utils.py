@@ -1,5 +1,5 @@
 """What surrounds the programs of SGLang's users: files of data and results, servers, images,
-tokenizers, and the command line of SGLang's benchmarks."""
+and the command line of SGLang's benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import unittest
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any  # Any: JSON, values of programs, and tokenizers
+from typing import TYPE_CHECKING, Any  # Any: JSON, values of programs
 
 import httpx
 
@@ -122,7 +122,7 @@ def terminate_process(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-# --- images, tokenizers and patterns (`sglang.srt`) ----------------------------------------------
+# --- images and patterns (`sglang.srt`) ---------------------------------------------------------
 
 
 def load_image(source: str | bytes) -> tuple[Image, tuple[int, int]]:
@@ -142,13 +142,6 @@ def _content_of(source: str | bytes) -> bytes:
     if source.startswith("data:"):
         return base64.b64decode(source.partition(",")[2])
     return Path(source).read_bytes()
-
-
-def get_tokenizer(tokenizer_name: str, **options: Any) -> Any:
-    """A tokenizer of the package transformers."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tokenizer_name, **options)
 
 
 def build_regex_from_object(schema: JsonSchema, whitespace_pattern: str | None = None) -> str:

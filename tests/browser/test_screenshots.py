@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenRequest
+from sgl_vllm.lang.backends.requests import GenRequest
 from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler.stats import EngineStats

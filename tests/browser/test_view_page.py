@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest
 from tests.unit.lang.scripted import ScriptedBackend
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import TextPrompt
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.prompts import TextPrompt
 from sgl_vllm.server_process import VllmServer
 from tests.engine.engine import KV_CACHE_BYTES, MODEL
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import ChatPrompt, Message, TextPrompt
 from sgl_vllm.lang.backends.on_vllm import OnVLLM
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.prompts import ChatPrompt, Message, TextPrompt
 from tests.server.conftest import API_KEY
 
 PROMPT = "The hare lived at the edge of a large and dark forest. " * 20 + "It was"

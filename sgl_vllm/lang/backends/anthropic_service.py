@@ -11,27 +11,18 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn, cast
 
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
-    ChoiceAnswer,
-    Content,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Json,
-    Message,
-    Prompt,
-    Usage,
-    Watch,
-)
+from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.clients import Client, ClientBackend
+from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.service import choice_schema
 from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.prompts import ChatPrompt, Content, Message, Prompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.usage import Usage
 
 _LACKING = {
     "n": "fork the prompt, or use run_batch",

@@ -10,10 +10,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any  # Any: a response of the client, whose module is imported late
 
-from sgl_vllm.lang.backends.base import Json, Usage
-from sgl_vllm.lang.backends.media_requests import WatchMedia
+from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.requests import WatchMedia
 from sgl_vllm.lang.backends.service import ServiceBackend
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.wav import OPEN_HEADER, samples_of
 
 

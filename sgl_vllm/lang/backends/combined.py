@@ -8,26 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sgl_vllm.lang.ahead_budget import AheadBudget
-from sgl_vllm.lang.backends.base import (
-    Backend,
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
     GenRequest,
     Matched,
-    Prompt,
-    ScoreAnswer,
-    ServerInfo,
-    Usage,
-)
-from sgl_vllm.lang.backends.media_requests import (
     MediaAnswer,
     MediaRequest,
     PictureRequest,
+    ScoreAnswer,
+    ServerInfo,
     SpeechRequest,
     TranscriptionRequest,
 )
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.prompts import Prompt
+from sgl_vllm.lang.usage import Usage
 
 
 class Wrapper(Backend):

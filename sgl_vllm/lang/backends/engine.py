@@ -15,19 +15,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast  # Any: options of vLLM's
 
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Json,
-    Prompt,
-    ServerInfo,
-    TextPrompt,
-    Usage,
-    Watch,
-    program_id,
-)
+from sgl_vllm.lang.backends.base import Json, program_id
 from sgl_vllm.lang.backends.engine_requests import (
     StreamedText,
     chat_params,
@@ -43,9 +31,12 @@ from sgl_vllm.lang.backends.engine_requests import (
 )
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, extra_keys, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ServerInfo, Watch
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.request_keys import AHEAD, SCORE_FROM, SEGMENTS
 from sgl_vllm.protocol.scoring import all_answers, in_requests
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length

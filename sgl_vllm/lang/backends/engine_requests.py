@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn  # Any: options of vLLM's
 
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
-    Generated,
-    Json,
-    TokenLogprob,
-    Usage,
-)
+from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.requests import Generated, TokenLogprob
 from sgl_vllm.lang.constraints import Constraint
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.prompts import ChatPrompt
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import scored_rows
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator
 from types import ModuleType
 from typing import Any  # Any: options of LiteLLM's
 
-from sgl_vllm.lang.backends.base import Json, Watch
+from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.openai_api import AssembledAnswer
 from sgl_vllm.lang.backends.openai_service import OpenAIRequests, without_defaults
+from sgl_vllm.lang.backends.requests import Watch
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import refuse_unknown
 from sgl_vllm.lang.sampling import SamplingDefaults

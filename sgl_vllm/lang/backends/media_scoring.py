@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sgl_vllm.lang.backends.base import ChatPrompt, Usage
+from sgl_vllm.lang.prompts import ChatPrompt
+from sgl_vllm.lang.usage import Usage
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.backends.on_vllm import OnVLLM

@@ -13,19 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Json,
-    Prompt,
-    ScoreAnswer,
-    Usage,
-)
+from sgl_vllm.lang.backends.base import Backend, Json
 from sgl_vllm.lang.backends.media_scoring import MediaScoring
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ScoreAnswer
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.request_keys import APPROXIMATE, REPORT, REUSE, SEGMENTS
 

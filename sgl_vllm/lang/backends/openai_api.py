@@ -10,17 +10,12 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
 
-from sgl_vllm.lang.backends.base import (
-    Generated,
-    Json,
-    Prompt,
-    TextPrompt,
-    TokenLogprob,
-    Usage,
-    Watch,
-)
+from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.clients import ClientBackend
+from sgl_vllm.lang.backends.requests import Generated, TokenLogprob, Watch
+from sgl_vllm.lang.prompts import Prompt, TextPrompt
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.usage import Usage
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -15,7 +15,8 @@ from typing import Any, TypeVar  # Any: responses of the client, whose module is
 from sgl_vllm.lang.backends.audio_pieces import AssembledSpeech, ReceivedAudio, read_token_usage
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.clients import Client
-from sgl_vllm.lang.backends.media_requests import (
+from sgl_vllm.lang.backends.openai_api import OpenAIBackend, read_usage
+from sgl_vllm.lang.backends.requests import (
     MediaAnswer,
     MediaRequest,
     PictureRequest,
@@ -23,7 +24,6 @@ from sgl_vllm.lang.backends.media_requests import (
     SpokenRequest,
     TranscriptionRequest,
 )
-from sgl_vllm.lang.backends.openai_api import OpenAIBackend, read_usage
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media, MediaKind
 from sgl_vllm.lang.signatures import media_type_of

@@ -15,21 +15,17 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
+from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.openai_api import read_generated, read_usage, sampling_body
+from sgl_vllm.lang.backends.openai_media import OpenAIMedia
+from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
     Generated,
     GenRequest,
-    Json,
-    Prompt,
-    TextPrompt,
-    Usage,
+    SpokenRequest,
     Watch,
 )
-from sgl_vllm.lang.backends.media_requests import SpokenRequest
-from sgl_vllm.lang.backends.openai_api import read_generated, read_usage, sampling_body
-from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.backends.service import ServiceBackend, choice_schema
 from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
 from sgl_vllm.lang.backends.strict_schema import strict_schema
@@ -40,7 +36,9 @@ from sgl_vllm.lang.choices import (
 )
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.usage import Usage
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

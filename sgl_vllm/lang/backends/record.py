@@ -28,19 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar  # Any: adapters of several kinds
 from urllib.parse import urlsplit
 
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
-    Content,
-    GenRequest,
-    Json,
-    Prompt,
-    ServerInfo,
-)
-from sgl_vllm.lang.backends.media_requests import MediaRequest
+from sgl_vllm.lang.backends.base import Backend, Json
+from sgl_vllm.lang.backends.requests import GenRequest, MediaRequest, ServerInfo
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import ServiceOptions
+from sgl_vllm.lang.prompts import ChatPrompt, Content, Prompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
 if TYPE_CHECKING:

@@ -17,27 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChoiceAnswer,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Json,
-    Prompt,
-    ScoreAnswer,
-    ServerInfo,
-    Usage,
-    Watch,
-    branch_name,
-)
+from sgl_vllm.lang.backends.base import Backend, Json, branch_name
 from sgl_vllm.lang.backends.combined import Wrapper
-from sgl_vllm.lang.backends.media_requests import (
-    MediaAnswer,
-    MediaRequest,
-    SpeechRequest,
-    SpokenRequest,
-)
 from sgl_vllm.lang.backends.record import (
     FORMAT,
     AnswerWriter,
@@ -51,8 +32,23 @@ from sgl_vllm.lang.backends.record import (
     warm_request,
 )
 from sgl_vllm.lang.backends.record_diff import describe_unknown, end_of_prompt
+from sgl_vllm.lang.backends.requests import (
+    ChoiceAnswer,
+    GenAnswer,
+    Generated,
+    GenRequest,
+    MediaAnswer,
+    MediaRequest,
+    ScoreAnswer,
+    ServerInfo,
+    SpeechRequest,
+    SpokenRequest,
+    Watch,
+)
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.prompts import Prompt
+from sgl_vllm.lang.usage import Usage
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeVar  # Any: the JSON of an answer
 
-from sgl_vllm.lang.backends.base import Backend, GenRequest, Json, WarnOnce, Watch
+from sgl_vllm.lang.backends.base import Backend, Json, WarnOnce
+from sgl_vllm.lang.backends.requests import GenRequest, Watch
 from sgl_vllm.lang.constraints import JSON_SCHEMA
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling

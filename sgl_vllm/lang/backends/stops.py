@@ -5,7 +5,7 @@ Owns the watching and the cut. What a stop text is, is in `speculation.py`.
 
 from __future__ import annotations
 
-from sgl_vllm.lang.backends.base import Generated, Watch
+from sgl_vllm.lang.backends.requests import Generated, Watch
 from sgl_vllm.lang.speculation import first_stop, without_begun_stop
 
 

@@ -15,25 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any  # Any: what a chat template takes
 from urllib.parse import urlencode
 
-from sgl_vllm.lang.backends.base import (
-    ChatPrompt,
-    GenAnswer,
-    GenRequest,
-    Json,
-    Matched,
-    Prompt,
-    ScoreAnswer,
-    ServerInfo,
-    TextPrompt,
-    TokenLogprob,
-    Usage,
-    Watch,
-    logger,
-    no_hints,
-    program_id,
-)
+from sgl_vllm.lang.backends.base import Json, logger, program_id
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
-from sgl_vllm.lang.backends.media_requests import SpokenRequest
 from sgl_vllm.lang.backends.on_vllm import (
     OnVLLM,
     extra_keys,
@@ -49,8 +32,21 @@ from sgl_vllm.lang.backends.openai_api import (
     sampling_body,
 )
 from sgl_vllm.lang.backends.openai_media import OpenAIMedia
+from sgl_vllm.lang.backends.requests import (
+    GenAnswer,
+    GenRequest,
+    Matched,
+    ScoreAnswer,
+    ServerInfo,
+    SpokenRequest,
+    TokenLogprob,
+    Watch,
+    no_hints,
+)
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.hints import Hints, write_hints
 from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
 from sgl_vllm.protocol.scoring import (

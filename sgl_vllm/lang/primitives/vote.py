@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any  # Any: values of the user's types
 
-from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Block, Expr, ExprList, Gen, Select
 from sgl_vllm.lang.keywords import suggests
@@ -22,6 +21,7 @@ from sgl_vllm.lang.primitives.block import (
 from sgl_vllm.lang.primitives.jobs import run_jobs
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
+from sgl_vllm.lang.usage import Usage
 
 
 @suggests

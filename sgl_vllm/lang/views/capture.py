@@ -11,12 +11,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from sgl_vllm.lang.backends.base import Usage, cached_in_words
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.operations import JoinRecord
 from sgl_vllm.lang.stream import Snapshot, Stream
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, Variable
+from sgl_vllm.lang.usage import Usage, cached_in_words
 from sgl_vllm.lang.views.picture import (
     Block,
     Branch,

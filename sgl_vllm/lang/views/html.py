@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_vllm.lang.backends.base import usage_facts
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.usage import usage_facts
 from sgl_vllm.lang.views.picture import Branch, Picture, Piece, Slice, join_line
 from sgl_vllm.lang.views.svg import MAX_LANES, fork_tree_svg_of
 from sgl_vllm.lang.views.timings import duration, timings_of

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.transcript import SpanKind, Timing
+from sgl_vllm.lang.usage import Usage
 
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "discarded"]
 

@@ -27,8 +27,8 @@ from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.models import DEMO_MODEL
-from sgl_vllm.lang.backends.base import ChatPrompt, Message
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.prompts import ChatPrompt, Message
 
 METRICS = """\
 vllm:num_requests_running 0

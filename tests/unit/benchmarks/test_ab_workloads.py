@@ -40,7 +40,8 @@ from benchmarks.ab.workloads.base import MAX_MODEL_LEN, Item, Texts, Vocabulary
 from benchmarks.models import DEMO_MODEL
 from benchmarks.schemas import FILE as SCHEMAS_FILE
 from benchmarks.schemas import is_plain
-from sgl_vllm.lang.backends.base import GenAnswer, Generated, GenRequest, Usage
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest
+from sgl_vllm.lang.usage import Usage
 from tests.unit.lang.scripted import ScriptedBackend, text_of
 
 ROOT = Path(__file__).parents[3]

@@ -16,15 +16,10 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
-    GenAnswer,
-    Generated,
-    GenRequest,
-    Prompt,
-    Usage,
-)
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt
+from sgl_vllm.lang.usage import Usage
 from tests.unit.lang.conftest import Completion, FakeServer
 
 ALPHABET = "ab .\n"

@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
     Generated,
     GenRequest,
-    Prompt,
     ScoreAnswer,
-    Usage,
 )
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
 
 

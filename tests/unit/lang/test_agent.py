@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenRequest
+from sgl_vllm.lang.backends.requests import GenRequest
 from sgl_vllm.lang.primitives.tools import Tools
 from tests.unit.lang.scripted import ScriptedBackend
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import Matched, Prompt
+from sgl_vllm.lang.backends.requests import Matched
+from sgl_vllm.lang.prompts import Prompt
 from tests.unit.lang.scripted import ScriptedBackend, text_of
 
 DOCS = [f"Document {name}: {name * 30}.\n" for name in "abcdefgh"]

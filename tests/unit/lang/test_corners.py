@@ -9,7 +9,8 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import Backend, GenAnswer, Generated, GenRequest
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.tracing.generations import generations_of

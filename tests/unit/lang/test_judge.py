@@ -9,7 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import ChoiceAnswer, Prompt, ScoreAnswer, Usage
+from sgl_vllm.lang.backends.requests import ChoiceAnswer, ScoreAnswer
+from sgl_vllm.lang.prompts import Prompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.unit.lang.scripted import ScriptedBackend, text_of
 

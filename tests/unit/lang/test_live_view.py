@@ -18,9 +18,10 @@ import pytest
 from rich.console import Console
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import Usage, branch_name
+from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.transcript import Timing
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import fragment_of

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang import run as runs
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt
-from sgl_vllm.lang.backends.media_requests import MediaAnswer
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, MediaAnswer
 from sgl_vllm.lang.lookahead import EndedPrompts
+from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from tests.effort import examples

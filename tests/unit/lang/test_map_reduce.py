@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenRequest
+from sgl_vllm.lang.backends.requests import GenRequest
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)

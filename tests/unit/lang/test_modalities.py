@@ -16,7 +16,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest, SpeechRequest
+from sgl_vllm.lang.backends.requests import MediaAnswer, MediaRequest, SpeechRequest
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import ServiceOptions, Voice
 from sgl_vllm.lang.wav import with_length

@@ -19,23 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import (
-    Backend,
-    ChatPrompt,
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.record import gen_request, request_key
+from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
     Generated,
     GenRequest,
-    Message,
     ScoreAnswer,
-    TextPrompt,
     TokenLogprob,
-    Usage,
 )
-from sgl_vllm.lang.backends.record import gen_request, request_key
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.prompts import ChatPrompt, Message, TextPrompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.unit.lang.scripted import ScriptedBackend
 

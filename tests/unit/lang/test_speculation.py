@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import ChatPrompt, GenAnswer, Generated
+from sgl_vllm.lang.backends.requests import GenAnswer, Generated
+from sgl_vllm.lang.prompts import ChatPrompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.speculation import Ahead, Mark, first_stop, without_begun_stop
 from tests.unit.lang.conftest import words

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt, Usage
-from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, MediaAnswer, MediaRequest
 from sgl_vllm.lang.ir import Show
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.prompts import Prompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
 from sgl_vllm.lang.views.picture import Fork, Join, Slice, Turn

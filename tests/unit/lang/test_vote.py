@@ -13,7 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenRequest, branch_name
+from sgl_vllm.lang.backends.base import branch_name
+from sgl_vllm.lang.backends.requests import GenRequest
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)

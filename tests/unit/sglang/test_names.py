@@ -64,7 +64,7 @@ def test_what_is_no_part_of_the_language_says_what_to_use(name: str) -> None:
 
 
 def test_patterns_are_sglangs() -> None:
-    from sgl_vllm.sglang.lang import ir
+    ir = importlib.import_module("sgl_vllm.sglang.lang.ir")
 
     assert (ir.REGEX_INT, ir.REGEX_BOOL) == (r"[-+]?[0-9]+[ \n]*", "(True|False)")
     assert ir.REGEX_FLOAT == r"[-+]?[0-9]*\.?[0-9]+[ \n]*"

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import sgl_vllm.sglang as sgl
-from sgl_vllm.sglang import utils
+from sgl_vllm.sglang import backends, utils
 from tests.unit.lang.conftest import FakeServer
 
 PIXEL = base64.b64decode(
@@ -173,7 +173,7 @@ def test_the_tokenizer_of_a_model_is_that_of_transformers(monkeypatch) -> None:
     module = types.ModuleType("transformers")
     vars(module)["AutoTokenizer"] = AutoTokenizer
     monkeypatch.setitem(sys.modules, "transformers", module)
-    found: Any = utils.get_tokenizer("m", trust_remote_code=True)
+    found: Any = backends.get_tokenizer("m", trust_remote_code=True)
     assert found == ("m", {"trust_remote_code": True})
 
 
