@@ -37,7 +37,7 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
-from sgl_vllm.protocol.request_keys import AHEAD, SCORE_FROM, SEGMENTS
+from sgl_vllm.protocol.request_keys import AHEAD, SEGMENTS
 from sgl_vllm.protocol.scoring import all_answers, in_requests
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 
@@ -173,10 +173,10 @@ class Engine(OnVLLM):
         return GenAnswer(tuple(texts), usage, tokens, output.request_id)
 
     async def warm(self, prompt: Prompt) -> Usage:
-        return await self._compute(prompt, one_token())
+        return (await self.compute([prompt]))[1]
 
     async def warm_ahead(self, prompt: Prompt) -> Usage:
-        return await self._compute(prompt, one_token(extra_args={AHEAD: 1}))
+        return (await self.compute([prompt], asked={AHEAD: 1}))[1]
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self.has_plugin():
@@ -233,33 +233,22 @@ class Engine(OnVLLM):
         )
         return list(tokens["prompt_token_ids"])
 
-    async def warm_ids(self, ids: list[int]) -> Usage:
-        return usage_of([await self._run_ids(await self._engine(), ids, one_token())])
-
-    async def prompt_logprobs(
-        self, sequences: list[list[int]], start: int
+    async def compute(
+        self,
+        prompts: Sequence[Prompt] | Sequence[list[int]],
+        endings: Sequence[list[int]] = (),
+        asked: Json | None = None,
     ) -> tuple[list[tuple[float, ...]], Usage]:
+        """Tokens count as one call, prompts as one each."""
         engine = await self._engine()
-        params = one_token(prompt_logprobs=0, extra_args={SCORE_FROM: start})
-        outputs = await all_answers([self._run_ids(engine, ids, params) for ids in sequences])
-        rows = [
-            logprobs_of(output, ids[start:]) for output, ids in zip(outputs, sequences, strict=True)
-        ]
-        return rows, usage_of(outputs)
-
-    async def warm_chat(self, prompt: ChatPrompt) -> Usage:
-        return await self._compute(prompt, one_token())
-
-    async def chat_logprobs(
-        self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
-    ) -> tuple[list[tuple[float, ...]], Usage]:
-        engine = await self._engine()
-        extra_args = None if start is None else {SCORE_FROM: start}
-        params = one_token(prompt_logprobs=0, extra_args=extra_args)
-        rendered = [await self._render(engine, chat) for chat in chats]
+        params = one_token(prompt_logprobs=0 if endings else None, extra_args=asked)
+        rendered = [await self._render(engine, one) for one in prompts]
         outputs = await all_answers([self._run(engine, one, params) for one in rendered])
-        rows = [logprobs_of(output, end) for output, end in zip(outputs, endings, strict=True)]
-        return rows, replace(usage_of(outputs), calls=len(outputs))
+        usage = usage_of(outputs)
+        if not isinstance(prompts[0], list):
+            usage = replace(usage, calls=len(outputs))
+        pairs = zip(outputs, endings, strict=True) if endings else ()
+        return [logprobs_of(output, ending) for output, ending in pairs], usage
 
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
@@ -267,8 +256,14 @@ class Engine(OnVLLM):
         engine = await self._engine()
         if engine.model_config.logprobs_mode != "raw_logprobs":
             return None
-        params = [one_token(logprob_token_ids=some) for some in in_requests(tokens)]
-        outputs = await all_answers([self._run_ids(engine, ids, some) for some in params])
+        some_of_them = in_requests(tokens)
+        rendered = [await self._render(engine, ids) for _ in some_of_them]
+        outputs = await all_answers(
+            [
+                self._run(engine, one, one_token(logprob_token_ids=some))
+                for one, some in zip(rendered, some_of_them, strict=True)
+            ]
+        )
         rows = {
             token: row.logprob
             for output in outputs
@@ -276,21 +271,11 @@ class Engine(OnVLLM):
         }
         return [rows[token] for token in tokens], [usage_of([output]) for output in outputs]
 
-    async def _run_ids(
-        self, engine: AsyncLLM, ids: list[int], params: SamplingParams
-    ) -> RequestOutput:
-        return await self._run(engine, await self._ids(engine, ids), params)
-
     # --- requests --------------------------------------------------------------------------------
 
-    async def _compute(self, prompt: Prompt, params: SamplingParams) -> Usage:
-        """A request that is about its prompt alone."""
-        engine = await self._engine()
-        return usage_of([await self._run(engine, await self._render(engine, prompt), params)])
-
-    async def _render(self, engine: AsyncLLM, prompt: Prompt) -> Json:
-        """The prompt as vLLM's server renders it, with the model's own chat template: one of
-        vLLM's inputs, with ``prompt_token_ids``."""
+    async def _render(self, engine: AsyncLLM, prompt: Prompt | list[int]) -> Json:
+        """A prompt, or its tokens, as vLLM's server renders it, with the model's own chat template:
+        one of vLLM's inputs, with ``prompt_token_ids``."""
         try:
             if isinstance(prompt, ChatPrompt):
                 messages = [message.as_dict() for message in prompt.messages]
@@ -299,20 +284,17 @@ class Engine(OnVLLM):
                 )
                 _, (rendered,) = await engine.renderer.render_chat_async([messages], params)
                 return rendered
-            return await self._render_text(engine, prompt)
+            if prompt == TextPrompt(""):
+                prompt = await self.ids_of_empty_prompt()
+            given: Json = (
+                {"prompt": prompt.text}
+                if isinstance(prompt, TextPrompt)
+                else {"prompt_token_ids": prompt}
+            )
+            (rendered,) = await engine.renderer.render_cmpl_async([given])
+            return rendered
         except Exception as error:
             self._raise(error, refused=True)
-
-    async def _render_text(self, engine: AsyncLLM, prompt: TextPrompt) -> Json:
-        if prompt == TextPrompt(""):
-            return await self._ids(engine, await self.ids_of_empty_prompt())
-        (rendered,) = await engine.renderer.render_cmpl_async([{"prompt": prompt.text}])
-        return rendered
-
-    async def _ids(self, engine: AsyncLLM, ids: list[int]) -> Json:
-        """Tokens as a prompt for the engine."""
-        (rendered,) = await engine.renderer.render_cmpl_async([{"prompt_token_ids": ids}])
-        return rendered
 
     async def _run(self, engine: AsyncLLM, rendered: Json, params: SamplingParams) -> RequestOutput:
         """The last output of one request. Cancelling this aborts the request."""

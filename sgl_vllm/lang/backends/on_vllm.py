@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from sgl_vllm.lang.backends.base import Backend, Json
-from sgl_vllm.lang.backends.media_scoring import MediaScoring
 from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ScoreAnswer
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol import scoring
-from sgl_vllm.protocol.request_keys import APPROXIMATE, REPORT, REUSE, SEGMENTS
+from sgl_vllm.protocol.request_keys import APPROXIMATE, REPORT, REUSE, SCORE_FROM, SEGMENTS
 
 
 def has_media(prompt: Prompt) -> TypeGuard[ChatPrompt]:
@@ -60,14 +59,29 @@ class OnVLLM(Backend):
         """What the tokenizer puts before any text: one token, or nothing."""
 
     @abstractmethod
+    async def compute(
+        self,
+        prompts: Sequence[Prompt] | Sequence[list[int]],
+        endings: Sequence[list[int]] = (),
+        asked: Json | None = None,
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        """Have the model read prompts, or their tokens, so that they are cached.
+
+        Returns the cost, and the log-probabilities of the last tokens of each prompt, which are
+        `endings`, if there are any. `asked` is for the plugin: with `SCORE_FROM`, what is before
+        that token of a prompt may be read from the cache.
+        """
+
     async def warm_ids(self, ids: list[int]) -> Usage:
         """Compute and cache these tokens."""
+        return (await self.compute([ids]))[1]
 
-    @abstractmethod
     async def prompt_logprobs(
         self, sequences: list[list[int]], start: int
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        """The log-probabilities of the tokens from `start` on in each sequence, in one call."""
+        """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
+        endings = [ids[start:] for ids in sequences]
+        return await self.compute(sequences, endings, {SCORE_FROM: start})
 
     @abstractmethod
     async def next_token_logprobs(
@@ -77,20 +91,6 @@ class OnVLLM(Backend):
 
         None where the model's own log-probabilities are not available, only those after
         restrictions on sampling.
-        """
-
-    @abstractmethod
-    async def warm_chat(self, prompt: ChatPrompt) -> Usage:
-        """Compute and cache this chat. Its cost has the tokens that the model reads."""
-
-    @abstractmethod
-    async def chat_logprobs(
-        self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
-    ) -> tuple[list[tuple[float, ...]], Usage]:
-        """The log-probabilities of the last tokens of each chat, which are `endings`.
-
-        They begin at token `start` of what the model reads. None if that is not known; then nothing
-        is read from the cache.
         """
 
     async def ids_of_empty_prompt(self) -> list[int]:
@@ -115,7 +115,7 @@ class OnVLLM(Backend):
         model: scoring.Model[Usage] = self
         if has_media(prompt):
             chats = [prompt.extended(choice) for choice in choices]
-            model = MediaScoring(self, prompt, chats, prefix_ids, full_ids)
+            model = _MediaScoring(self, prompt, chats, prefix_ids, full_ids)
             warm = True  # and learn how many tokens the model reads
         try:
             scored = await scoring.score(
@@ -139,6 +139,60 @@ class OnVLLM(Backend):
                 "use the same num_frames for all",
             )
         return {"video": {"num_frames": num_frames.pop()}} if num_frames else {}
+
+
+class _MediaScoring:
+    """The model as `sgl_vllm.protocol.scoring` asks it, for one prompt with media and its choices.
+
+    The tokens of such a prompt do not say what its media show, so it cannot be sent as tokens: each
+    choice is sent as a chat that ends with it.
+
+    Args:
+        backend: runs the model.
+        prompt: what comes before the choices.
+        continued: the prompt with each choice.
+        prefix_ids: tokens of the prompt. An image may be one token of them, or as many as the model
+            reads.
+        full_ids: tokens of `continued`, in the same form.
+    """
+
+    def __init__(
+        self,
+        backend: OnVLLM,
+        prompt: ChatPrompt,
+        continued: Sequence[ChatPrompt],
+        prefix_ids: Sequence[int],
+        full_ids: Sequence[list[int]],
+    ) -> None:
+        self._backend = backend
+        self._prompt = prompt
+        self._continued = continued
+        self._num_prefix = len(prefix_ids)
+        self._full_ids = list(full_ids)
+        self._num_read: int | None = None
+
+    async def begin_ids(self) -> list[int]:
+        return await self._backend.begin_ids()
+
+    async def warm_ids(self, ids: list[int]) -> Usage:
+        """Compute and cache the whole prompt, of which `ids` is a prefix."""
+        cost = (await self._backend.compute([self._prompt]))[1]
+        self._num_read = cost.prompt_tokens
+        return cost
+
+    async def next_token_logprobs(self, ids: list[int], tokens: list[int]) -> None:
+        """Not asked one by one: each would be a chat as well."""
+
+    async def prompt_logprobs(
+        self, sequences: list[list[int]], start: int
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        if sequences != self._full_ids:  # the choices alone, which have no media
+            return await self._backend.prompt_logprobs(sequences, start)
+        asked: Json = {}
+        if self._num_read is not None:  # where scoring starts in the tokens that the model reads
+            asked[SCORE_FROM] = self._num_read - (self._num_prefix - start)
+        endings = [ids[start:] for ids in sequences]
+        return await self._backend.compute(self._continued, endings, asked)
 
 
 def missed_by_cause(explanation: Json) -> dict[str, int]:

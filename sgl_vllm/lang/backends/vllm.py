@@ -48,7 +48,7 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.hints import Hints, write_hints
-from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
+from sgl_vllm.protocol.request_keys import AHEAD, PROGRAM
 from sgl_vllm.protocol.scoring import (
     MAX_CONTINUATIONS,
     ChoiceTokens,
@@ -184,10 +184,7 @@ class VLLM(OnVLLM, OpenAIMedia):
 
     async def warm_ahead(self, prompt: Prompt) -> Usage:
         """A request of its own, not a part of a batch, so that it can be canceled."""
-        body = await self._with_prompt(prompt, _ONE_TOKEN, lambda: Hints(is_ahead=True))
-        answer = await self.post(_path_of(prompt), body)
-        with self.reading():
-            return self._usage(answer)
+        return (await self.compute([prompt], asked={AHEAD: 1}))[1]
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
@@ -313,54 +310,34 @@ class VLLM(OnVLLM, OpenAIMedia):
             ids = [[int(token) for token in tokens] for tokens in found]
             return ids, [self._usage(answer) for answer in answers]
 
-    async def warm_ids(self, ids: list[int]) -> Usage:
-        body = await self._with_program({"prompt": ids, **_ONE_TOKEN})
-        answer = await self.post("completions", body)
-        with self.reading():
-            return self._usage(answer)
-
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
     ) -> tuple[list[float], list[Usage]] | None:
         """None: only the server's route knows which kind of log-probabilities it returns."""
         return None
 
-    async def prompt_logprobs(
-        self, sequences: list[list[int]], start: int
+    async def compute(
+        self,
+        prompts: Sequence[Prompt] | Sequence[list[int]],
+        endings: Sequence[list[int]] = (),
+        asked: Json | None = None,
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        body = {
-            "prompt": sequences,
-            **_ONE_TOKEN,
-            "prompt_logprobs": 0,
-            "vllm_xargs": {SCORE_FROM: start},
-        }
-        answer = await self.post("completions", await self._with_program(body))
+        """Tokens are one request, prompts one each."""
+        body: Json = {**_ONE_TOKEN, "vllm_xargs": asked} if asked else {**_ONE_TOKEN}
+        if endings:
+            body["prompt_logprobs"] = 0
+        texts = [one for one in prompts if not isinstance(one, list)]
+        sent = [(_path_of(one), await self._with_prompt(one, body)) for one in texts]
+        if not texts:
+            ids = prompts if endings else prompts[0]
+            sent = [("completions", await self._with_program({"prompt": ids, **body}))]
+        answers = await all_answers([self.post(*one) for one in sent])
         with self.reading():
-            rows = [
-                _logprobs_of(choice["prompt_logprobs"], ids[start:])
-                for choice, ids in zip(answer["choices"], sequences, strict=True)
-            ]
-            return rows, self._usage(answer)
-
-    async def warm_chat(self, prompt: ChatPrompt) -> Usage:
-        answer = await self.post("chat/completions", await self._with_prompt(prompt, _ONE_TOKEN))
-        with self.reading():
-            return self._usage(answer)
-
-    async def chat_logprobs(
-        self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
-    ) -> tuple[list[tuple[float, ...]], Usage]:
-        options: Json = {**_ONE_TOKEN, "prompt_logprobs": 0}
-        if start is not None:
-            options["vllm_xargs"] = {SCORE_FROM: start}
-        bodies = [await self._with_prompt(chat, options) for chat in chats]
-        answers = await all_answers([self.post("chat/completions", body) for body in bodies])
-        with self.reading():
-            rows = [
-                _logprobs_of(answer["prompt_logprobs"], ending)
-                for answer, ending in zip(answers, endings, strict=True)
-            ]
-            return rows, sum(map(self._usage, answers), Usage())
+            usage = sum(map(self._usage, answers), Usage())
+            if not endings:
+                return [], usage
+            found = [rows for answer in answers for rows in _prompt_rows(answer)]
+            return [_logprobs_of(*one) for one in zip(found, endings, strict=True)], usage
 
     # --- costs -----------------------------------------------------------------------------------
 
@@ -499,6 +476,14 @@ def _path_of(prompt: Prompt) -> str:
     return "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
 
 
+def _prompt_rows(answer: Json) -> list[list[Json]]:
+    """The log-probabilities of each prompt of a request: a chat's are in the answer, a completion's
+    in its choices."""
+    choices = answer["choices"]
+    holders = choices if "prompt_logprobs" in choices[0] else [answer]
+    return [holder.get("prompt_logprobs") or [] for holder in holders]
+
+
 def _logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:
     """The log-probabilities of the last tokens of a prompt, which are `ending`."""
     return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending))
@@ -506,9 +491,8 @@ def _logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ..
 
 def _prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
     """The log-probabilities of the prompt's tokens from `start` on. The first token has none."""
-    rows = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs") or []
     tokens = []
-    for row in rows[start:]:
+    for row in _prompt_rows(answer)[0][start:]:
         if row is not None:
             (chosen, *others) = row.values()
             top = tuple((o["decoded_token"], float(o["logprob"])) for o in (chosen, *others))
