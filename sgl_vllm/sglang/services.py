@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official 
 
 from sgl_vllm.lang.backends import anthropic_service, litellm_service, openai_service
 from sgl_vllm.lang.backends.base import Backend, Json
-from sgl_vllm.lang.backends.openai_api import read_usage
-from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, GenRequest, Watch
+from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.constraints import dtype_constraint
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Message, Prompt, TextPrompt
+from sgl_vllm.lang.usage import Usage
 from sgl_vllm.sglang.backends import BaseBackend, ChatTemplate, deprecated
 
 if TYPE_CHECKING:
@@ -163,13 +163,11 @@ class _OpenAI(openai_service.OpenAI):
     def new_client(self) -> AsyncOpenAI:
         return self._client(base_url=self.base_url, api_key=self._api_key or "EMPTY")
 
-    async def ask(self, body: Json, watch: Watch | None) -> Json:
-        answer = await super().ask(body, watch)
-        with self.reading():
-            usage = read_usage(answer)
+    async def texts(self, body: Json, watch: Watch | None) -> tuple[list[Generated], Usage]:
+        texts, usage = await super().texts(body, watch)
         self.token_usage.prompt_tokens += usage.prompt_tokens
         self.token_usage.completion_tokens += usage.completion_tokens
-        return answer
+        return texts, usage
 
     def _accepted(self, prompt: Prompt) -> Prompt:
         """`prompt` in the form that the model accepts: for a completion model, text with a line for

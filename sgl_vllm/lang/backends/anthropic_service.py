@@ -7,15 +7,13 @@ a select become a tool that the model must call, and whitespace stops are found 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn, cast
 
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.clients import Client, ClientBackend
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
-from sgl_vllm.lang.backends.service import choice_schema
-from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
+from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
@@ -45,32 +43,19 @@ _FINISH_REASONS = {
 _SELECT_MAX_TOKENS = 1024
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """A message: its text, or the tool's input as JSON text, and why it ended."""
-
-    text: str
-    stop_reason: str
-    usage: Json
-
-    @property
-    def generated(self) -> Generated:
-        return Generated(self.text, _FINISH_REASONS.get(self.stop_reason, self.stop_reason))
-
-    @property
-    def cost(self) -> Usage:
-        """Anthropic counts tokens read from and written to its cache separately."""
-        read = int(self.usage.get("cache_read_input_tokens") or 0)
-        written = int(self.usage.get("cache_creation_input_tokens") or 0)
-        return Usage(
-            prompt_tokens=int(self.usage.get("input_tokens") or 0) + read + written,
-            cached_prompt_tokens=read,
-            completion_tokens=int(self.usage.get("output_tokens") or 0),
-            calls=1,
-        )
+def _cost(usage: Json) -> Usage:
+    """Anthropic counts tokens read from and written to its cache separately."""
+    read = int(usage.get("cache_read_input_tokens") or 0)
+    written = int(usage.get("cache_creation_input_tokens") or 0)
+    return Usage(
+        prompt_tokens=int(usage.get("input_tokens") or 0) + read + written,
+        cached_prompt_tokens=read,
+        completion_tokens=int(usage.get("output_tokens") or 0),
+        calls=1,
+    )
 
 
-class Anthropic(ClientBackend):
+class Anthropic(ScorelessBackend, ClientBackend):
     """A model of Anthropic's, or a server with its API at `base_url`.
 
     Without `api_key`, the official client finds one (ANTHROPIC_API_KEY). Programs must have roles,
@@ -143,36 +128,27 @@ class Anthropic(ClientBackend):
         self.refuse_options(sampling, _LACKING)
         schema = self.schema_of(request)
         body = self.prompt_body(request.prompt) | _options(sampling)
+        stops = (sampling.stop,) if isinstance(sampling.stop, str) else sampling.stop or ()
         if schema is not None:
-            if sampling.stop:
+            if stops:
                 self.refuse("stop with json_schema", "leave out stop: the document ends by itself")
             self._force_tool(body, request.prompt, "json_schema", self._object_schema(schema))
-            answer = await self._ask(body, request.watch)
-            return GenAnswer((answer.generated,), answer.cost)
-        stops = (sampling.stop,) if isinstance(sampling.stop, str) else sampling.stop or ()
-        whitespace = tuple(stop for stop in stops if not stop.strip())
         if others := [stop for stop in stops if stop.strip()]:
             body["stop_sequences"] = others
-        if not whitespace:
-            answer = await self._ask(body, request.watch)
-            return GenAnswer((answer.generated,), answer.cost)
-        self._warn_once(
+        return await self.generate_until(
+            body,
+            request,
+            tuple(stop for stop in stops if not stop.strip()),
             "the service does not accept a stop text of only whitespace: the text is streamed and "
-            "cut at the stop"
+            "cut at the stop",
         )
-        answer = await self._ask(body, StopWatch(whitespace, request.watch))
-        return GenAnswer((cut_at_stop(answer.generated, whitespace),), answer.cost)
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ChoiceAnswer:
-        body = self.prompt_body(prompt)
+        body = self.prompt_body(prompt) | {"max_tokens": _SELECT_MAX_TOKENS}
         self._force_tool(body, prompt, "select", choice_schema(choices))
-        self.warn_that_it_chooses("a tool that accepts nothing else")
-        body["max_tokens"] = _SELECT_MAX_TOKENS
-        answer = await self.at_temperature_0(lambda asked: self._ask(asked, None), body)
-        with self.reading():
-            return ChoiceAnswer(self.chosen(choices, json.loads(answer.text)), answer.cost)
+        return await self.choose(body, choices, "a tool that accepts nothing else")
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -245,27 +221,26 @@ class Anthropic(ClientBackend):
         tool = {"name": "answer", "description": "Give the answer.", "input_schema": schema}
         body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": "answer"}}
 
-    async def _ask(self, body: Json, watch: Watch | None) -> _Answer:
+    async def texts(self, body: Json, watch: Watch | None) -> tuple[list[Generated], Usage]:
+        """The text of a message, or the input of the tool that it calls, as JSON text."""
         body = {"model": self.model, **body}
         if watch is not None:
             assembled = _Assembled()
-            await self.drive(
-                self.chunks("/v1/messages", {**body, "stream": True}), assembled, watch
-            )
-            return assembled.answer()
-        answer = await self.call("POST", "/v1/messages", body)
+            chunks = self.chunks("/v1/messages", {**body, "stream": True})
+            await self.drive(chunks, assembled, watch)
+            return [assembled.generated()], _cost(assembled.usage)
+        answer = await self.call("/v1/messages", body)
         with self.reading():
             stop_reason, blocks = str(answer["stop_reason"]), answer["content"]
-            if "tools" not in body:
-                text = "".join(block["text"] for block in blocks if block["type"] == "text")
-                return _Answer(text, stop_reason, answer.get("usage") or {})
+            text = "".join(block["text"] for block in blocks if block["type"] == "text")
             inputs = [block["input"] for block in blocks if block["type"] == "tool_use"]
-        if not inputs:
+        if "tools" in body and not inputs:
             raise BackendError(
                 f"{self.name} did not answer in the required form: it ended with {stop_reason!r}"
             )
-        text = json.dumps(inputs[0], ensure_ascii=False)
-        return _Answer(text, stop_reason, answer.get("usage") or {})
+        if "tools" in body:
+            text = json.dumps(inputs[0], ensure_ascii=False)
+        return [_generated(text, stop_reason)], _cost(answer.get("usage") or {})
 
 
 def _options(sampling: Sampling) -> Json:
@@ -279,6 +254,10 @@ def _options(sampling: Sampling) -> Json:
     return body
 
 
+def _generated(text: str, stop_reason: str) -> Generated:
+    return Generated(text, _FINISH_REASONS.get(stop_reason, stop_reason))
+
+
 class _Assembled:
     """Collects a stream's events into a message."""
 
@@ -287,15 +266,15 @@ class _Assembled:
     def __init__(self) -> None:
         self.finish_reason: str | None = None
         self._pieces: list[str] = []
-        self._usage: Json = {}
+        self.usage: Json = {}
 
     def add(self, chunk: Json) -> str:
         match chunk["type"]:
             case "message_start":
-                self._usage |= chunk["message"]["usage"]
+                self.usage |= chunk["message"]["usage"]
             case "message_delta":
                 self.finish_reason = chunk["delta"]["stop_reason"]
-                self._usage |= {k: v for k, v in chunk["usage"].items() if v is not None}
+                self.usage |= {k: v for k, v in chunk["usage"].items() if v is not None}
             case "content_block_delta":
                 delta = chunk["delta"]
                 piece = delta.get("text") or delta.get("partial_json") or ""
@@ -305,6 +284,6 @@ class _Assembled:
                 return piece
         return ""
 
-    def answer(self) -> _Answer:
+    def generated(self) -> Generated:
         assert self.finish_reason is not None
-        return _Answer("".join(self._pieces), self.finish_reason, self._usage)
+        return _generated("".join(self._pieces), self.finish_reason)

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.service import ServiceBackend
@@ -69,16 +69,12 @@ class ClientBackend(ServiceBackend):
     def new_client(self) -> Client:
         """A client for the running event loop."""
 
-    def connected(self) -> None:
-        """Called for a new connection: drop what was learned over the previous one."""
-
     def connect(self) -> Connection:
         """The clients of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._connection is None or self._connection.loop is not loop:
             self._connection = Connection(self.new_client)
             weakref.finalize(self, _close, loop, self._connection.clients).atexit = False
-            self.connected()
         return self._connection
 
     async def aclose(self) -> None:
@@ -87,25 +83,19 @@ class ClientBackend(ServiceBackend):
             await _close_all(connection.clients)
 
     async def call(
-        self, method: Literal["GET", "POST"], url: str, body: Json | None = None
+        self, url: str, body: Json | None = None, headers: Mapping[str, str] | None = None
     ) -> Json:
-        """One call's JSON object. Every failure is a BackendError that says what to do."""
-        if method == "GET":
-            return await self.get(url)
-        return await self._answer(lambda client: client.post(url, cast_to=object, body=body))
-
-    async def get(self, url: str, headers: Mapping[str, str] | None = None) -> Json:
-        """As `call`, with headers of its own."""
-        sent = dict(headers or {})
-        return await self._answer(
-            lambda client: client.get(url, cast_to=object, options={"headers": sent})
-        )
-
-    async def _answer(self, send: Callable[[Client], Awaitable[object]]) -> Json:
+        """The JSON object that a POST of `body` is answered with, or a GET. Every failure is a
+        BackendError that says what to do."""
         try:
             with self.connect().client() as client:
                 async with asyncio.timeout(self.timeout_s):
-                    answer = await send(client)
+                    if body is None:
+                        answer = await client.get(
+                            url, cast_to=object, options={"headers": dict(headers or {})}
+                        )
+                    else:
+                        answer = await client.post(url, cast_to=object, body=body)
         except Exception as error:
             self.raise_as_backend_error(error)
         if not isinstance(answer, dict):

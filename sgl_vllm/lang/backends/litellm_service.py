@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any  # Any: options of LiteLLM's
 
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.openai_api import AssembledAnswer
+from sgl_vllm.lang.backends.openai_api import AssembledAnswer, streamed
 from sgl_vllm.lang.backends.openai_service import OpenAIRequests, without_defaults
 from sgl_vllm.lang.backends.requests import Watch
 from sgl_vllm.lang.errors import BackendError
@@ -78,9 +78,8 @@ class LiteLLM(OpenAIRequests):
             **self._options,
         }
         if watch is not None:
-            call |= {"stream": True, "stream_options": {"include_usage": True}}
             assembled = AssembledAnswer(chat=True)
-            await self.drive(self._chunks(call), assembled, watch)
+            await self.drive(self._chunks(streamed(call)), assembled, watch)
             return assembled.answer()
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -6,7 +6,7 @@ or in chunks. Which routes and options a service has is up to its backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
 
@@ -16,6 +16,7 @@ from sgl_vllm.lang.backends.requests import Generated, TokenLogprob, Watch
 from sgl_vllm.lang.prompts import Prompt, TextPrompt
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
+from sgl_vllm.protocol.scoring import scored_rows
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -47,11 +48,14 @@ class OpenAIBackend(ClientBackend):
             max_retries=self.max_retries,
         )
 
-    async def call_streamed(self, url: str, body: Json, watch: Watch) -> Json:
-        """One generation of one text, streamed to `watch`. Returns it in the form of an answer
-        that was not streamed."""
+    async def post(self, path: str, body: Json, watch: Watch | None = None) -> Json:
+        """One request, at "completions", "chat/completions", .... With `watch`, it is for one text,
+        which is streamed there, and the answer has the form of one that was not streamed."""
+        url = f"{self.base_url}/{path}"
+        if watch is None:
+            return await self.call(url, body)
         assembled = AssembledAnswer(chat="messages" in body)
-        await self.drive(self.chunks(url, body), assembled, watch)
+        await self.drive(self.chunks(url, streamed(body)), assembled, watch)
         return assembled.answer()
 
 
@@ -67,6 +71,16 @@ def prompt_body(prompt: Prompt) -> Json:
         "add_generation_prompt": prompt.ending == "generate",
         "continue_final_message": prompt.ending == "continue",
     }
+
+
+def path_of(prompt: Prompt) -> str:
+    """Where a prompt is sent."""
+    return "completions" if isinstance(prompt, TextPrompt) else "chat/completions"
+
+
+def streamed(body: Json) -> Json:
+    """The same request, whose answer comes in chunks."""
+    return {"stream": True, "stream_options": {"include_usage": True}, **body}
 
 
 def sampling_body(sampling: Sampling, *, chat: bool) -> Json:
@@ -152,6 +166,30 @@ def read_usage(answer: Json) -> Usage:
         completion_tokens=int(usage.get("completion_tokens") or 0),
         calls=1,
     )
+
+
+def prompt_rows(answer: Json) -> list[list[Json]]:
+    """The log-probabilities of each prompt of a request: a chat's are in the answer, a completion's
+    in its choices."""
+    choices = answer["choices"]
+    holders = choices if "prompt_logprobs" in choices[0] else [answer]
+    return [holder.get("prompt_logprobs") or [] for holder in holders]
+
+
+def logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:
+    """The log-probabilities of the last tokens of a prompt, which are `ending`."""
+    return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending))
+
+
+def prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities of the prompt's tokens from `start` on. The first token has none."""
+    tokens = []
+    for row in prompt_rows(answer)[0][start:]:
+        if row is not None:
+            (chosen, *others) = row.values()
+            top = tuple((o["decoded_token"], float(o["logprob"])) for o in (chosen, *others))
+            tokens.append(TokenLogprob(chosen["decoded_token"], float(chosen["logprob"]), top))
+    return tuple(tokens)
 
 
 class AssembledAnswer:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar  # Any: responses of the client, whose module is
 from sgl_vllm.lang.backends.audio_pieces import AssembledSpeech, ReceivedAudio, read_token_usage
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.clients import Client
-from sgl_vllm.lang.backends.openai_api import OpenAIBackend, read_usage
+from sgl_vllm.lang.backends.openai_api import OpenAIBackend, read_usage, streamed
 from sgl_vllm.lang.backends.requests import (
     MediaAnswer,
     MediaRequest,
@@ -106,11 +106,10 @@ class OpenAIMedia(OpenAIBackend):
         body |= request.options.extra_body
         url = f"{self.base_url}/chat/completions"
         if streamed_to is None:
-            answer = await self.call("POST", url, body)
+            answer = await self.call(url, body)
         else:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
             spoken = AssembledSpeech(streamed_to)
-            await self.drive(self.chunks(url, body), spoken, spoken.watch_text)
+            await self.drive(self.chunks(url, streamed(body)), spoken, spoken.watch_text)
             answer = spoken.answer()
         with self.reading():
             # vLLM-Omni may give the text and the audio in a choice each.

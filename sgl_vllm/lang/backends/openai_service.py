@@ -8,7 +8,6 @@ of the API are in `vllm.py`.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from abc import abstractmethod
@@ -26,8 +25,7 @@ from sgl_vllm.lang.backends.requests import (
     SpokenRequest,
     Watch,
 )
-from sgl_vllm.lang.backends.service import ServiceBackend, choice_schema
-from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
+from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema
 from sgl_vllm.lang.backends.strict_schema import strict_schema
 from sgl_vllm.lang.choices import (
     ChoicesMethod,
@@ -97,7 +95,7 @@ def response_format(schema: Json) -> Json:
     return {"type": "json_schema", "json_schema": named}
 
 
-class OpenAIRequests(ServiceBackend):
+class OpenAIRequests(ScorelessBackend):
     """A service that accepts OpenAI's requests, however they are sent.
 
     A chat model accepts only prompts with roles, a completion model only prompts without. The API
@@ -129,18 +127,20 @@ class OpenAIRequests(ServiceBackend):
             if not self.is_chat_model:
                 self.refuse("json_schema on a completion model", "use a chat model")
             body["response_format"] = response_format(schema)
-        stops, watch = _stops_to_watch(sampling.stop), request.watch
-        if stops:
-            self._warn_once(
-                f"the API takes {MAX_STOPS} stop texts: the client watches for all, and cuts there"
-            )
-            watch = StopWatch(stops, watch) if sampling.n == 1 else None
+        return await self.generate_until(
+            body,
+            request,
+            _stops_to_watch(sampling.stop),
+            f"the API takes {MAX_STOPS} stop texts: the client watches for all, and cuts there",
+        )
+
+    async def texts(self, body: Json, watch: Watch | None) -> tuple[list[Generated], Usage]:
         answer = await self.ask(body, watch)
         with self.reading():
-            texts = tuple(cut_at_stop(self._read(choice), stops) for choice in answer["choices"])
-            if len(texts) != (sampling.n or 1):
-                raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
-            return GenAnswer(texts, read_usage(answer))
+            texts = [self._read(choice) for choice in answer["choices"]]
+            if len(texts) != body.get("n", 1):
+                raise ValueError(f"{len(texts)} texts instead of {body.get('n', 1)}")
+            return texts, read_usage(answer)
 
     def _read(self, choice: Json) -> Generated:
         refusal = (choice.get("message") or {}).get("refusal")
@@ -187,12 +187,8 @@ class OpenAIRequests(ServiceBackend):
         body = self.prompt_body(prompt)
         if isinstance(prompt, TextPrompt):
             return await self._choose_by_tokens(prompt, choices)
-        self.warn_that_it_chooses("a JSON schema that allows nothing else")
         body["response_format"] = response_format(choice_schema(choices))
-        answer = await self.at_temperature_0(lambda asked: self.ask(asked, None), body)
-        with self.reading():
-            text = self._read(answer["choices"][0]).text
-            return ChoiceAnswer(self.chosen(choices, json.loads(text)), read_usage(answer))
+        return await self.choose(body, choices, "a JSON schema that allows nothing else")
 
     async def _choose_by_tokens(self, prompt: TextPrompt, choices: tuple[str, ...]) -> ChoiceAnswer:
         """Follow the most likely token wherever the choices differ, with one call each time."""
@@ -212,11 +208,9 @@ class OpenAIRequests(ServiceBackend):
                     "temperature": 0.0,
                     "logit_bias": {str(token): 100 for token in tokens},
                 }
-                answer = await self.ask(body, None)
-                with self.reading():
-                    text = read_generated(answer["choices"][0]).text
-                    usage += read_usage(answer)
-                token = self._token_of(text, tokens, encoding)
+                (answer, *_), cost = await self.texts(body, None)
+                usage += cost
+                token = self._token_of(answer.text, tokens, encoding)
                 left = [i for i in left if ids[i][position] == token]
             position += 1
         return ChoiceAnswer(left[0], usage)
@@ -311,13 +305,8 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
         return "pass it as OpenAI(..., api_key=...) or set OPENAI_API_KEY"
 
     async def ask(self, body: Json, watch: Watch | None) -> Json:
-        body = {"model": self.model, **self.adapted(body)}
         path = "chat/completions" if "messages" in body else "completions"
-        url = f"{self.base_url}/{path}"
-        if watch is None:
-            return await self.call("POST", url, body)
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return await self.call_streamed(url, body, watch)
+        return await self.post(path, {"model": self.model, **self.adapted(body)}, watch)
 
     async def model_name(self) -> str:
         return self.model

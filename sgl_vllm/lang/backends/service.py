@@ -10,21 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from types import ModuleType
-from typing import Any, NoReturn, Protocol, TypeVar  # Any: the JSON of an answer
+from typing import Any, NoReturn, Protocol  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import Backend, Json, WarnOnce
-from sgl_vllm.lang.backends.requests import GenRequest, Watch
-from sgl_vllm.lang.constraints import JSON_SCHEMA
+from sgl_vllm.lang.backends.requests import Watch
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
-
-T = TypeVar("T")
 
 _TRANSPORTS = ("httpx", "httpx2")
-
-_NAMES_IN_GEN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 class Assembled(Protocol):
@@ -128,60 +122,9 @@ class ServiceBackend(Backend):
     def unreadable(self) -> BackendError:
         return BackendError(f"{self.name} sent an answer that cannot be read: is the URL right?")
 
-    # --- what a service lacks --------------------------------------------------------------------
-
     def refuse(self, feature: str, advice: str) -> NoReturn:
         """Raise UnsupportedError for `feature`."""
         raise UnsupportedError(self.name, feature, advice)
-
-    def refuse_options(self, sampling: Sampling, lacking: Mapping[str, str]) -> None:
-        """Raise UnsupportedError for the first option in `lacking` that is not at its default.
-        `lacking` has the advice for each option."""
-        for option, advice in lacking.items():
-            if option == "logprob_start_len" and not sampling.return_logprob:
-                continue
-            value = getattr(sampling, option)
-            if value not in (None, (), getattr(DEFAULT_SAMPLING, option)):
-                self.refuse(_NAMES_IN_GEN.get(option, option), advice)
-
-    def schema_of(self, request: GenRequest) -> Json | None:
-        """The JSON schema of a request, if it has one. Refuses other kinds of constraint."""
-        constraint = request.constraint
-        if constraint is None:
-            return None
-        if constraint.kind != JSON_SCHEMA:
-            self.refuse(constraint.kind.shown, "use json_schema, or describe it in the prompt")
-        schema: Json = constraint.value
-        return schema
-
-    # --- choosing without scores -----------------------------------------------------------------
-
-    def warn_that_it_chooses(self, how: str) -> None:
-        self._warn_once(
-            f"select lets the model choose, by {how}: there are no scores, and the choice may "
-            f"differ from that of a server with scores"
-        )
-
-    async def at_temperature_0(self, ask: Callable[[Json], Awaitable[T]], body: Json) -> T:
-        """The answer to `body` at temperature 0, or at the default temperature if the model does
-        not accept one."""
-        try:
-            return await ask({**body, "temperature": 0.0})
-        except BackendError as error:
-            if error.status != 400 or "temperature" not in str(error):
-                raise
-        self._warn_once("select runs at the default temperature: the model accepts no other")
-        return await ask(body)
-
-    def chosen(self, choices: Sequence[str], document: object) -> int:
-        """The index of the choice in a document of `choice_schema`."""
-        choice = document.get("choice") if isinstance(document, dict) else None
-        if choice not in choices:
-            raise BackendError(
-                f"{self.name} chose {choice!r}, which is none of the choices: it did not follow "
-                f"the JSON schema in the request"
-            )
-        return choices.index(choice)
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -237,14 +180,3 @@ def _message_in(body: object) -> Any:  # any JSON: it is only shown
         return None
     inner = body.get("error")
     return body.get("message") or body.get("detail") or (_message_in(inner) if inner else None)
-
-
-def choice_schema(choices: Sequence[str]) -> Json:
-    """The JSON schema of a document that names one of `choices`."""
-    one_of = {"type": "string", "enum": list(dict.fromkeys(choices))}
-    return {
-        "type": "object",
-        "properties": {"choice": one_of},
-        "required": ["choice"],
-        "additionalProperties": False,
-    }

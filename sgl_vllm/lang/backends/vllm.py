@@ -11,12 +11,13 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any  # Any: what a chat template takes
 from urllib.parse import urlencode
 
 from sgl_vllm.lang.backends.base import Json, logger, program_id
-from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
+from sgl_vllm.lang.backends.batching import NOT_FORWARDED
+from sgl_vllm.lang.backends.known_server import KnownServer
 from sgl_vllm.lang.backends.on_vllm import (
     OnVLLM,
     extra_keys,
@@ -24,9 +25,12 @@ from sgl_vllm.lang.backends.on_vllm import (
     missed_by_cause,
     with_report,
 )
-from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
+    logprobs_of,
+    path_of,
     prompt_body,
+    prompt_rows,
+    prompt_tokens,
     read_generated,
     read_usage,
     sampling_body,
@@ -39,7 +43,6 @@ from sgl_vllm.lang.backends.requests import (
     ScoreAnswer,
     ServerInfo,
     SpokenRequest,
-    TokenLogprob,
     Watch,
     no_hints,
 )
@@ -53,7 +56,6 @@ from sgl_vllm.protocol.scoring import (
     MAX_CONTINUATIONS,
     ChoiceTokens,
     all_answers,
-    scored_rows,
 )
 
 _request_numbers = itertools.count(1)
@@ -63,24 +65,6 @@ _ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
 
 _TRUST_MEDIA_OPTIONS = "--trust-request-mm-kwargs"
 """The flag that vLLM names where it refuses `media_io_kwargs`."""
-
-
-@dataclass(frozen=True)
-class _Model:
-    name: str
-    max_model_len: int | None
-
-
-@dataclass
-class _Server:
-    """What is known about the server, and its batcher, over one connection."""
-
-    batcher: Batcher
-    model: Once[_Model]
-    plugin: Once[bool]
-    begin_ids: Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
-    has_match: bool = True  # the route, as far as is known
-    cached_block_size: int = 1  # `Usage.cached_block_size` without a salt, as far as is known
 
 
 class VLLM(OnVLLM, OpenAIMedia):
@@ -109,29 +93,18 @@ class VLLM(OnVLLM, OpenAIMedia):
         key = api_key or os.environ.get("VLLM_API_KEY")
         super().__init__(f"{self.url}/v1", key, timeout_s, max_retries)
         self._model = model
-        self._cache_salt = cache_salt
+        self._salt = {"cache_salt": cache_salt} if cache_salt else {}
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
-        self._known: _Server | None = None
+        self._known: KnownServer | None = None
 
-    def connected(self) -> None:
-        self._known = None
-
-    def _server(self) -> _Server:
+    def _server(self) -> KnownServer:
         """What is known over the connection of this event loop."""
-        self.connect()
-        if self._known is None:
-            self._known = self._unknown_server()
+        connection = self.connect()
+        if self._known is None or self._known.connection is not connection:
+            self._known = KnownServer(
+                self, connection, self.url, self._model, lambda: self.tokenize(TextPrompt(""))
+            )
         return self._known
-
-    def _unknown_server(self) -> _Server:
-        with self.connect().client() as client:
-            route = BatchRoute(client, timeout_s=self.timeout_s)
-        return _Server(
-            batcher=Batcher(self.post, route.open, route.abort, retry=self.max_retries > 0),
-            model=Once(self._ask_model),
-            plugin=Once(self._ask_plugin),
-            begin_ids=Once(lambda: self.tokenize(TextPrompt(""))),
-        )
 
     @property
     def name(self) -> str:
@@ -172,7 +145,7 @@ class VLLM(OnVLLM, OpenAIMedia):
             if len(texts) != (sampling.n or 1):
                 raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
             usage = with_report(texts, self._usage(answer), answer.get("kv_transfer_params"))
-            prompt_logprobs = () if prompt_from is None else _prompt_tokens(answer, prompt_from)
+            prompt_logprobs = () if prompt_from is None else prompt_tokens(answer, prompt_from)
         if request.watch is not None and not is_streamed:
             request.watch(texts[0].text, usage.completion_tokens)
         return GenAnswer(tuple(texts), usage, prompt_logprobs, answer.get("id"))
@@ -202,7 +175,7 @@ class VLLM(OnVLLM, OpenAIMedia):
             if program := program_id.get():
                 body[PROGRAM] = program
             try:
-                answer = await self.call("POST", f"{self.url}/v1/sgl/score", body)
+                answer = await self.call(f"{self.url}/v1/sgl/score", body)
             except BackendError as error:
                 if error.status not in NOT_FORWARDED:
                     raise
@@ -216,14 +189,13 @@ class VLLM(OnVLLM, OpenAIMedia):
     async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
         if not await self._may_use_plugin() or not self._server().has_match:
             return None
-        salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
-        body: Json = {"model": await self.model_name(), **salt, "candidates": [*candidates]}
+        body: Json = {"model": await self.model_name(), **self._salt, "candidates": [*candidates]}
         if isinstance(prompt, ChatPrompt):
             body["messages"] = [message.as_dict() for message in prompt.messages]
         elif prompt.text:
             body["prompt"] = prompt.text
         try:
-            answer = await self.call("POST", f"{self.url}/v1/sgl/match", body)
+            answer = await self.call(f"{self.url}/v1/sgl/match", body)
         except BackendError as error:
             if error.status in (*NOT_FORWARDED, 409):  # 409: the server has no radix tree
                 self._server().has_match = False
@@ -237,9 +209,10 @@ class VLLM(OnVLLM, OpenAIMedia):
         if not await self._may_use_plugin():
             return {}
         url = f"{self.url}/v1/sgl/why?{urlencode({'request': request_id})}"
-        headers = {"X-Cache-Salt": self._cache_salt} if self._cache_salt else {}
+        salt = self._salt.get("cache_salt")
+        headers = {"X-Cache-Salt": salt} if salt else None
         try:
-            answer = await self.get(url, headers)
+            answer = await self.call(url, headers=headers)
         except BackendError as error:
             if error.status == 404:
                 return {}
@@ -252,13 +225,13 @@ class VLLM(OnVLLM, OpenAIMedia):
             raise UnsupportedError(
                 self.name, "flush_cache", "start it with `vllm serve MODEL --plugin sgl_vllm`"
             )
-        await self.call("POST", f"{self.url}/v1/sgl/flush_cache", {})
+        await self.call(f"{self.url}/v1/sgl/flush_cache", {})
 
     async def server_info(self) -> ServerInfo:
         model = await self._server().model.answer()
         plugin = await self.has_plugin()
-        stats = await self.call("GET", f"{self.url}/v1/sgl/stats") if plugin else None
-        version = await self.call("GET", f"{self.url}/version")
+        stats = await self.call(f"{self.url}/v1/sgl/stats") if plugin else None
+        version = await self.call(f"{self.url}/version")
         with self.reading():
             return ServerInfo(
                 url=self.url,
@@ -288,7 +261,7 @@ class VLLM(OnVLLM, OpenAIMedia):
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         body = {"model": await self.model_name(), **self._prompt_body(prompt)}
-        answer = await self.call("POST", f"{self.url}/tokenize", body)
+        answer = await self.call(f"{self.url}/tokenize", body)
         with self.reading():
             return [int(token) for token in answer["tokens"]]
 
@@ -327,7 +300,7 @@ class VLLM(OnVLLM, OpenAIMedia):
         if endings:
             body["prompt_logprobs"] = 0
         texts = [one for one in prompts if not isinstance(one, list)]
-        sent = [(_path_of(one), await self._with_prompt(one, body)) for one in texts]
+        sent = [(path_of(one), await self._with_prompt(one, body)) for one in texts]
         if not texts:
             ids = prompts if endings else prompts[0]
             sent = [("completions", await self._with_program({"prompt": ids, **body}))]
@@ -336,13 +309,13 @@ class VLLM(OnVLLM, OpenAIMedia):
             usage = sum(map(self._usage, answers), Usage())
             if not endings:
                 return [], usage
-            found = [rows for answer in answers for rows in _prompt_rows(answer)]
-            return [_logprobs_of(*one) for one in zip(found, endings, strict=True)], usage
+            found = [rows for answer in answers for rows in prompt_rows(answer)]
+            return [logprobs_of(*one) for one in zip(found, endings, strict=True)], usage
 
     # --- costs -----------------------------------------------------------------------------------
 
     def _usage(self, answer: Json) -> Usage:
-        size = 1 if self._cache_salt else self._server().cached_block_size
+        size = 1 if self._salt else self._server().cached_block_size
         return replace(read_usage(answer), cached_block_size=size)
 
     def _scores(self, answer: Json) -> ScoreAnswer:
@@ -368,14 +341,13 @@ class VLLM(OnVLLM, OpenAIMedia):
         hints: Callable[[], Hints] = no_hints,
     ) -> Json:
         body = await self._with_prompt(prompt, body, hints)
-        path = _path_of(prompt)
+        path = path_of(prompt)
         try:
             if watch is None:
                 return await self.post_batched(path, body)
             await self._may_use_plugin()  # which says how cached tokens are counted
-            body["stream"] = True
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-            return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
+            return await self.post(path, body, watch)
         except BackendError as error:
             if _TRUST_MEDIA_OPTIONS not in str(error):
                 raise
@@ -411,8 +383,7 @@ class VLLM(OnVLLM, OpenAIMedia):
         program in the server's log, and the salt of its tenant."""
         program = program_id.get()
         ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
-        salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
-        return {"model": await self.model_name(), **ids, **salt}
+        return {"model": await self.model_name(), **ids, **self._salt}
 
     async def _with_program(self, body: Json, hints: Callable[[], Hints] = no_hints) -> Json:
         """A request for tokens that names its program, so that routers keep a program's requests
@@ -422,10 +393,6 @@ class VLLM(OnVLLM, OpenAIMedia):
             written = write_hints(replace(hints(), program=program))
             body["vllm_xargs"] = {**written, **body.get("vllm_xargs", {})}
         return body
-
-    async def post(self, path: str, body: Json) -> Json:
-        """One request that runs the model, at "completions" or "chat/completions"."""
-        return await self.call("POST", f"{self.url}/v1/{path}", body)
 
     async def post_batched(self, path: str, body: Json) -> Json:
         """On a server with the plugin, requests made at the same moment are sent as one."""
@@ -451,50 +418,5 @@ class VLLM(OnVLLM, OpenAIMedia):
     async def model_name(self) -> str:
         return self._model or (await self._server().model.answer()).name
 
-    async def _ask_model(self) -> _Model:
-        answer = await self.call("GET", f"{self.url}/v1/models")
-        with self.reading():
-            models = [_Model(str(m["id"]), m.get("max_model_len")) for m in answer["data"]]
-            return next((m for m in models if m.name == self._model), models[0])
-
-    async def _ask_plugin(self) -> bool:
-        try:
-            stats = await self.call("GET", f"{self.url}/v1/sgl/stats")
-        except BackendError as error:
-            if error.status is None or error.status in (401, 408, 429) or error.status >= 500:
-                raise
-            return False  # 404, or the answer of a gateway that does not forward this route
-        with self.reading():
-            self._server().cached_block_size = int(stats.get("cached_block_size", 1))
-        return True
-
 
 RuntimeEndpoint = VLLM
-
-
-def _path_of(prompt: Prompt) -> str:
-    return "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
-
-
-def _prompt_rows(answer: Json) -> list[list[Json]]:
-    """The log-probabilities of each prompt of a request: a chat's are in the answer, a completion's
-    in its choices."""
-    choices = answer["choices"]
-    holders = choices if "prompt_logprobs" in choices[0] else [answer]
-    return [holder.get("prompt_logprobs") or [] for holder in holders]
-
-
-def _logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:
-    """The log-probabilities of the last tokens of a prompt, which are `ending`."""
-    return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending))
-
-
-def _prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
-    """The log-probabilities of the prompt's tokens from `start` on. The first token has none."""
-    tokens = []
-    for row in _prompt_rows(answer)[0][start:]:
-        if row is not None:
-            (chosen, *others) = row.values()
-            top = tuple((o["decoded_token"], float(o["logprob"])) for o in (chosen, *others))
-            tokens.append(TokenLogprob(chosen["decoded_token"], float(chosen["logprob"]), top))
-    return tuple(tokens)

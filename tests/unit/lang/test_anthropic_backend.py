@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import Generated
-from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
+from sgl_vllm.lang.backends.scoreless import StopWatch, cut_at_stop
 from tests.unit.lang.services import ANTHROPIC_ROUTES, Service, error, serving
 
 pytest.importorskip("anthropic")
