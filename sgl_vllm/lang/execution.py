@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any  # Any: what a coroutine sends is not used
+from typing import Any, Protocol  # Any: what a coroutine sends is not used
 
 from sgl_vllm.lang.backends.base import logger
 from sgl_vllm.lang.backends.requests import ScoreAnswer
@@ -38,6 +38,7 @@ from sgl_vllm.lang.ir import (
 )
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.making import make
+from sgl_vllm.lang.operation_queue import Waits
 from sgl_vllm.lang.operations import (
     AppendTexts,
     Await,
@@ -74,6 +75,26 @@ class Written:
     pieces: tuple[bytes, ...] = ()
 
 
+class Host(Protocol):
+    """The stream whose operations are run."""
+
+    @property
+    def waits(self) -> Waits:
+        """What its operations wait for."""
+
+    def changed(self) -> None:
+        """Text has been added."""
+
+    def upcoming(self) -> Sequence[Operation]:
+        """The operations that are queued behind the running one."""
+
+    def hints_of(self, expr: Gen, num_own: int | None, is_last: bool) -> Hints:
+        """Those of a generation that is being sent (see `Lookahead.hints`)."""
+
+    def run_block(self, block: Block, variables: Needed) -> Awaitable[Values]:
+        """Let a block write the prompt on a stream of its own."""
+
+
 class Execution:
     """Runs the operations of one stream, one at a time.
 
@@ -81,32 +102,12 @@ class Execution:
     with the partial text that follows it.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        where: str,
-        changed: Callable[[], None],
-        upcoming: Callable[[], Sequence[Operation]],
-        hints: Callable[[Gen, int | None, bool], Hints],
-        run_block: Callable[[Block, Needed], Awaitable[Values]],
-        transcript: Transcript,
-    ) -> None:
-        """Args:
-        changed: to be called when text has been added.
-        upcoming: gives the operations that are queued behind the running one.
-        hints: gives those of a generation (see `Lookahead.hints`).
-        run_block: lets a block write the prompt on a stream of its own.
-        """
+    def __init__(self, run: Run, where: str, host: Host, transcript: Transcript) -> None:
         self.written = Written(transcript)
         self.joins: list[JoinRecord] = []
         self._run = run
         self._where = where
-        self._changed = changed
-        self._upcoming = upcoming
-        self._hints = hints
-        self._run_block = run_block
-        self.tools: list[RunningTool] = []  # that the running operation has called
-        self.outer: Execution | None = None  # of the stream whose block this one runs
+        self._host = host
         self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
         self._scopes: list[tuple[str, int]] = []  # the open var_scopes, and where they begin
@@ -152,7 +153,7 @@ class Execution:
             case Computed():
                 return await self._compute(operation, needed)
             case Block():
-                return await self._run_block(operation, needed)
+                return await self._host.run_block(operation, needed)
             case Tool():
                 tool = await filled(operation, needed)
                 return await self._timed(self._append_result(tool, self._call_now(tool)))
@@ -213,14 +214,14 @@ class Execution:
     def _show(self, partial: str) -> None:
         """Let readers see the text generated so far."""
         self.written = Written(self.written.transcript, partial)
-        self._changed()
+        self._host.changed()
 
     def _show_media(self, text: str, piece: bytes) -> None:
         """Let readers have more text and the next piece of a file."""
         written = self.written
         pieces = (*written.pieces, piece) if piece else written.pieces
         self.written = Written(written.transcript, written.partial + text, pieces)
-        self._changed()
+        self._host.changed()
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class Execution:
         before = self.written.transcript
         if self._num_own is not None:
             self._num_own += 1
-        hints = functools.partial(self._hints, expr, self._num_own)
+        hints = functools.partial(self._host.hints_of, expr, self._num_own)
         generation = Generation(expr, self._run, before, self._ahead, self._show, hints)
         result = await generation.result()
         self._ahead = result.ahead
@@ -299,9 +300,9 @@ class Execution:
         Args:
             early: stands for the call of a tool before its turn.
         """
-        running = early or RunningTool(self, current_tool.get())
+        running = early or RunningTool(self._host.waits, current_tool.get())
         if early is None:
-            self.tools.append(running)
+            self._host.waits.tools.append(running)
         token = current_tool.set(running)
         try:
             return await self._run.background.call_tool(
@@ -313,7 +314,7 @@ class Execution:
             current_tool.reset(token)
             running.has_ended = True
             if early is None:
-                self.tools.remove(running)
+                self._host.waits.tools.remove(running)
 
     async def _append_result(self, tool: Tool, call: Coroutine[Any, Any, object]) -> Variable:
         variable = Variable.of(await call)
@@ -340,7 +341,8 @@ class Execution:
     def _will_generate(self) -> bool:
         """Whether the prompt goes on with text of the model, as far as is known."""
         return self._ahead is None and any(
-            isinstance(operation, Gen | SpokenGen | Select | Fork) for operation in self._upcoming()
+            isinstance(operation, Gen | SpokenGen | Select | Fork)
+            for operation in self._host.upcoming()
         )
 
     async def _warm(

@@ -56,7 +56,7 @@ class _Follower(ABC, Generic[T]):
         """Block the thread for each piece."""
         self._stream.run.background.refuse_to_wait()
         event = threading.Event()
-        stop = self._stream.on_change(event.set)
+        stop = self._stream.listeners.add(event.set)
         try:
             while True:
                 event.clear()
@@ -74,7 +74,7 @@ class _Follower(ABC, Generic[T]):
     async def pieces_async(self) -> AsyncIterator[T]:
         """Await each piece."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        stop = self._stream.on_change(lambda: loop.call_soon_threadsafe(event.set))
+        stop = self._stream.listeners.add(lambda: loop.call_soon_threadsafe(event.set))
         try:
             while True:
                 event.clear()

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from concurrent.futures import Future
 
 # Any: what a user's predicate returns
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Expr
 from sgl_vllm.lang.operations import AppendTexts, Gather
+from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.views.capture import picture_of_group
 from sgl_vllm.lang.views.html import fragment_of
@@ -23,12 +24,19 @@ from sgl_vllm.lang.views.terminal import TerminalView
 from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
-    from sgl_vllm.lang.state import State
     from sgl_vllm.lang.views.picture import Picture
 
 JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 
-StateT = TypeVar("StateT", bound="State")
+
+class Member(Protocol):
+    """The state of a branch."""
+
+    _stream: Stream
+    _is_async: bool
+
+
+StateT = TypeVar("StateT", bound=Member)
 
 
 class ProgramGroup(Generic[StateT]):

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias  # Any: what a future has is not used
+from typing import Any, TypeAlias  # Any: what a future has is not used
 
+from sgl_vllm.lang.branch import Branch
 from sgl_vllm.lang.ir import Block, Computed, Expr, Tool, names_read
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.lang.waiting import Blocker, RunningTool
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.stream import Stream
 
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 """The variables that an operation reads when it runs."""
@@ -66,7 +64,7 @@ class Read:
 class Fork:
     """Start the branches `children`."""
 
-    children: tuple[Stream, ...]
+    children: tuple[Branch, ...]
 
     def __str__(self) -> str:
         return f"fork({len(self.children)})"
@@ -78,7 +76,7 @@ class Gather:
 
     name: str
     futures: tuple[Future[Variable], ...]
-    branches: tuple[Stream, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
     def __str__(self) -> str:
         return f"join of {self.name!r}"
@@ -88,7 +86,7 @@ class Gather:
 class AppendTexts:
     """Wait for branches and append what each wrote after the fork."""
 
-    branches: tuple[tuple[Stream, Future[Transcript]], ...]
+    branches: tuple[tuple[Branch, Future[Transcript]], ...]
 
     def __str__(self) -> str:
         return "join"
@@ -98,7 +96,7 @@ class AppendTexts:
 class Continue:
     """Wait for a branch, and go on with the prompt as it has written it."""
 
-    branch: Stream
+    branch: Branch
     read: Future[Transcript]
 
     def __str__(self) -> str:
@@ -146,5 +144,5 @@ class JoinRecord:
     joined by the variable `name` or, if that is None, by their texts."""
 
     num_spans: int
-    branches: tuple[Stream, ...]
+    branches: tuple[Branch, ...]
     name: str | None

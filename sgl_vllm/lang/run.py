@@ -15,19 +15,17 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
+from sgl_vllm.lang.branch import Branch
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, new_future, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.usage import Usage
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.stream import Stream
-    from sgl_vllm.lang.transcript import Transcript
 
 T = TypeVar("T")
 
@@ -74,7 +72,7 @@ class Run:
         self.usage = Usage()
         self.program = program
         self._began_s = time.monotonic()
-        self.streams: list[Stream] = []
+        self.streams: list[Branch] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""
@@ -132,7 +130,7 @@ class Run:
         ]
         return self.background.start(_all_of([first, *others])) if others else first
 
-    def _end_of(self, stream: Stream) -> Future[None]:
+    def _end_of(self, stream: Branch) -> Future[None]:
         """Done when the stream is; has its error unless that is handled."""
         end: Future[None] = new_future()
 
@@ -175,7 +173,7 @@ class Run:
     def _error_of_cancellation(self) -> ProgramError:
         """Of the operation that was canceled, or else of the function itself."""
         assert self._cancel_reason is not None
-        errors = (stream.snapshot().error for stream in list(self.streams))
+        errors = (stream.error for stream in list(self.streams))
         return next(
             (error for error in errors if error is not None),
             ProgramError("the program's function", "", self._cancel_reason),
@@ -196,7 +194,7 @@ class Run:
 
         return lambda: self.background.soon(stop_timer)
 
-    def discard(self, stream: Stream) -> None:
+    def discard(self, stream: Branch) -> None:
         """Cancel one branch and everything forked from it. Their errors are not reported."""
         for child in stream.children:
             self.discard(child)
@@ -207,7 +205,7 @@ class Run:
         stream.discarded = True
         self.background.soon(stream.cancel)
 
-    def cancel_branches(self, stream: Stream) -> None:
+    def cancel_branches(self, stream: Branch) -> None:
         """Cancel everything that was forked from a branch, but not the branch."""
         for child in stream.children:
             self.cancel_branches(child)

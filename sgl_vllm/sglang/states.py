@@ -168,7 +168,7 @@ class StreamExecutor:
     @property
     def error_(self) -> ProgramError | None:
         """What ended the program."""
-        return self._stream.snapshot().error
+        return self._stream.error
 
     def submit(self, expr: Expr | str) -> None:
         """Append to the prompt."""

@@ -55,7 +55,7 @@ def follow(stream: Stream, draw: Draw, clock: Clock = time) -> None:
             took_s = clock.monotonic() - began_s
             if is_end:
                 return
-            with waiting(*stream.unfinished()):
+            with waiting(*stream.waits.unfinished()):
                 changes.wait()
             # A picture that takes long to draw leaves at least as much time to the run.
             pause_s = max(1 / MAX_PER_SECOND, 2 * took_s) - (clock.monotonic() - began_s)
@@ -95,7 +95,7 @@ class _Changes:
         for stream in streams_below(self._stream):
             if stream not in self._watched:
                 self._watched.add(stream)
-                self._stack.callback(stream.on_change(self._event.set))
+                self._stack.callback(stream.listeners.add(self._event.set))
                 self._event.set()
 
 

@@ -401,7 +401,7 @@ def test_live_leaves_ipython_alone_outside_of_a_notebook(monkeypatch: pytest.Mon
 def test_following_leaves_no_listener_behind() -> None:
     state = ran(two_endings, stream=True)
     followed(state)
-    assert all(not stream._listeners for stream in state._stream.run.streams)
+    assert all(not stream.listeners for stream in [state._stream, *state._stream.children])
 
 
 def test_live_on_the_languages_own_loop_is_refused() -> None:

@@ -124,7 +124,7 @@ def test_a_reader_that_leaves_early_does_not_stop_the_program(slow):
     state = two_gens.run(stream=True)
     assert next(state.text_iter())
     assert state.text() == WHOLE
-    assert state._stream._listeners == []
+    assert len(state._stream.listeners) == 0
     assert slow.gone == []
 
 
@@ -466,5 +466,5 @@ def test_a_reader_that_fails_does_not_stop_the_program(slow):
     def broken():
         raise RuntimeError("the picture cannot be drawn")
 
-    state._stream.on_change(broken)
+    state._stream.listeners.add(broken)
     assert state.text() == WHOLE
