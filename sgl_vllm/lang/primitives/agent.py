@@ -18,7 +18,6 @@ from sgl_vllm.lang.primitives.block import (
     at_least,
     block,
     filled,
-    reported,
     transcript_of,
     variables_of,
 )
@@ -187,11 +186,8 @@ class _Agent:
         while ended_by is None:
             ended_by = await self._turn(s, conversation, spent)
         conversation.ask("Answer: ", answer)
-        made = await variables_of(s, names)
-        made[names[-1]] = reported(
-            made[names[-1]], tool_calls=spent.calls, turns=spent.turns, ended_by=ended_by
-        )
-        return made
+        report = {"tool_calls": spent.calls, "turns": spent.turns, "ended_by": ended_by}
+        return await variables_of(s, names, **report)
 
     async def _turn(
         self, s: AsyncProgramState, conversation: Conversation, spent: _Spent

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any  # Any: values of the user's types
 
-from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.ir import Block, Expr, ExprList
+from sgl_vllm.lang.ir import Block, Expr
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.primitives.block import (
-    answer_of,
-    at_least,
-    block,
-    call,
-    continue_as,
-    reported,
-    variables_of,
-)
-from sgl_vllm.lang.primitives.jobs import run_jobs
+from sgl_vllm.lang.primitives.block import Contest, answer_of, at_least, block, call
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
 
@@ -55,67 +44,22 @@ def best_of(
     """
     at_least(1, n=n, at_once=at_once)
     expr, names = answer_of("best_of", answer)
-    if isinstance(score, Expr):
-        scoring, scores = answer_of("the score of best_of", score)
-        rate = functools.partial(_rate_by_model, scoring, scores[-1])
-    else:
-        rate = functools.partial(_rate_by_function, score, names[-1])
-    return block(
-        "best_of", names, functools.partial(_best_of, expr, names, n, rate, enough, at_once)
-    )
+    scores = answer_of("the score of best_of", score)[1] if isinstance(score, Expr) else ()
 
+    async def rate(branch: AsyncProgramState) -> float:
+        if not isinstance(score, Expr):
+            return float(await call(branch, score, await branch[names[-1]]))
+        rating = branch.copy()
+        rating += score
+        return float(await rating[scores[-1]])
 
-async def _rate_by_model(scoring: ExprList, name: str, branch: AsyncProgramState) -> float:
-    rating = branch.copy()
-    rating += scoring
-    return float(await rating[name])
+    def is_enough(contest: Contest[float]) -> bool:
+        return enough is not None and any(one >= enough for one in contest.ratings.values())
 
+    async def body(s: AsyncProgramState) -> Mapping[str, Variable]:
+        contest = Contest(expr, names, n, rate, is_enough, at_once)
+        forks = await contest.run(s)
+        best = max(contest.ratings, key=contest.ratings.__getitem__)
+        return await contest.won(s, forks, best, scores=contest.ratings)
 
-async def _rate_by_function(
-    score: Callable[[Any], Any], name: str, branch: AsyncProgramState
-) -> float:
-    return float(await call(branch, score, await branch[name]))
-
-
-async def _best_of(
-    expr: ExprList,
-    names: tuple[str, ...],
-    n: int,
-    rate: Callable[[AsyncProgramState], Any],
-    enough: float | None,
-    at_once: int | None,
-    s: AsyncProgramState,
-) -> Mapping[str, Variable]:
-    forks = s.fork(n)
-    scores: dict[int, float] = {}
-    errors: dict[int, Exception] = {}
-
-    async def rated(branch: AsyncProgramState) -> float:
-        branch += expr
-        await branch.sync()
-        score: float = await rate(branch)
-        return score
-
-    def ended(index: int, result: float | Exception) -> bool:
-        if isinstance(result, ProgramError):
-            errors[index] = result
-        elif isinstance(result, Exception):
-            raise result
-        else:
-            scores[index] = result
-        return enough is not None and scores.get(index, enough - 1) >= enough
-
-    jobs = [functools.partial(rated, branch) for branch in forks]
-    num_started = await run_jobs(jobs, at_once, ended)
-    if not scores:
-        raise errors[min(errors)]
-    best = max(sorted(scores), key=lambda index: scores[index])
-    await continue_as(s, forks, forks[best])
-    made = await variables_of(forks[0], names)
-    made[names[-1]] = reported(
-        made[names[-1]],
-        scores=dict(sorted(scores.items())),
-        num_started=num_started,
-        num_canceled=num_started - len(scores) - len(errors),
-    )
-    return made
+    return block("best_of", names, body)

@@ -6,17 +6,22 @@ answers is written in a prompt with turns and in one without.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeAlias, TypeVar
 
 from sgl_vllm.lang.api import assistant, gen, user
+from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Block, Expr, ExprList, RoleEnd, Value, names_made, parts_of
 from sgl_vllm.lang.operations import Continue
+from sgl_vllm.lang.primitives.jobs import run_jobs
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Report, Transcript, Variable, meta_info
+
+T = TypeVar("T")
 
 Body: TypeAlias = Callable[[AsyncProgramState], Awaitable[Mapping[str, Variable]]]
 """Writes the prompt, and returns the variables that it makes."""
@@ -69,9 +74,15 @@ async def transcript_of(s: AsyncProgramState) -> Transcript:
     return await s._read()
 
 
-async def variables_of(s: AsyncProgramState, names: tuple[str, ...]) -> dict[str, Variable]:
-    """Variables of a prompt, with what is known about them."""
-    return {name: await s._variable(name) for name in names}
+async def variables_of(
+    s: AsyncProgramState, names: tuple[str, ...], **details: Value
+) -> dict[str, Variable]:
+    """Variables of a prompt, with what is known about them, and `details` in the meta information
+    of the last."""
+    made = {name: await s._variable(name) for name in names}
+    if details:
+        made[names[-1]] = reported(made[names[-1]], **details)
+    return made
 
 
 async def call(s: AsyncProgramState, function: Callable[..., object], *args: object) -> Value:
@@ -79,13 +90,73 @@ async def call(s: AsyncProgramState, function: Callable[..., object], *args: obj
     return await s._stream.call(function, *args)
 
 
-async def continue_as(
-    s: AsyncProgramState, forks: ProgramGroup[AsyncProgramState], winner: AsyncProgramState
-) -> None:
-    """Discard all branches but `winner`, which has finished, and let the prompt go on as it."""
-    await forks.first(lambda branch: branch is winner)
-    stream = winner._stream
-    s._stream.submit(Continue(stream, stream.read()), has_effect=True)
+@dataclass
+class Contest(Generic[T]):
+    """An answer that `n` branches write, of which one wins.
+
+    Args:
+        rate: gives what is known of a branch that has written its answer.
+        is_decided: whether no more branches are needed, asked whenever one has ended.
+        at_once: how many branches run at the same time.
+    """
+
+    answer: ExprList
+    names: tuple[str, ...]
+    n: int
+    rate: Callable[[AsyncProgramState], Awaitable[T]]
+    is_decided: Callable[[Contest[T]], bool]
+    at_once: int | None
+    ratings: dict[int, T] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
+    num_started: int = 0
+
+    @property
+    def num_left(self) -> int:
+        """The branches that have not ended."""
+        return self.n - len(self.ratings) - len(self.errors)
+
+    async def run(self, s: AsyncProgramState) -> ProgramGroup[AsyncProgramState]:
+        """Let the branches write until all have, or it is decided. Raises the first branch's error
+        if all fail."""
+        forks = s.fork(self.n)
+
+        async def write(branch: AsyncProgramState) -> T:
+            branch += self.answer
+            await branch.sync()
+            return await self.rate(branch)
+
+        def ended(index: int, result: T | Exception) -> bool:
+            if isinstance(result, ProgramError):
+                self.errors[index] = result
+            elif isinstance(result, Exception):
+                raise result
+            else:
+                self.ratings[index] = result
+            return self.is_decided(self)
+
+        jobs = [functools.partial(write, branch) for branch in forks]
+        self.num_started = await run_jobs(jobs, self.at_once, ended)
+        if not self.ratings:
+            raise self.errors[min(self.errors)]
+        self.ratings = dict(sorted(self.ratings.items()))
+        return forks
+
+    async def won(
+        self,
+        s: AsyncProgramState,
+        forks: ProgramGroup[AsyncProgramState],
+        index: int,
+        **details: Value,
+    ) -> dict[str, Variable]:
+        """Discard all branches but one, and let the prompt go on as it. Returns its variables."""
+        winner = forks[index]
+        await forks.first(lambda branch: branch is winner)
+        stream = winner._stream
+        s._stream.submit(Continue(stream, stream.read()), has_effect=True)
+        num_canceled = self.num_started - len(self.ratings) - len(self.errors)
+        return await variables_of(
+            winner, self.names, **details, num_started=self.num_started, num_canceled=num_canceled
+        )
 
 
 class Conversation:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
 from sgl_vllm.lang.api import gen, select
 from sgl_vllm.lang.constraints import JsonSchema
-from sgl_vllm.lang.ir import Block, Expr
+from sgl_vllm.lang.ir import Block
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     Conversation,
@@ -60,42 +59,31 @@ def judge(
     if not 2 <= scale <= 10:
         raise ValueError(f"scale must be from 2 to 10, not {scale}")
     at_least(1, max_tokens=max_tokens)
-    if verdict is None:
-        body = functools.partial(_grade, name, asked, scale)
-    else:
-        answer = gen(name, max_tokens, json_schema=verdict)
-        body = functools.partial(
-            _give_verdict, name, VERDICT.format(criteria="\n".join(asked)), answer
-        )
-    return block("judge", (name,), body)
+    answer = None if verdict is None else gen(name, max_tokens, json_schema=verdict)
 
+    async def grade(s: AsyncProgramState) -> Mapping[str, Variable]:
+        numbers = [str(number) for number in range(1, scale + 1)]
+        transcript = await transcript_of(s)
+        forks = s.fork(len(asked))
+        for branch, criterion in zip(forks, asked, strict=True):
+            conversation = Conversation(branch, transcript)
+            conversation.tell(GRADE.format(criterion=criterion, scale=scale))
+            space = conversation.before_choice
+            conversation.ask("Grade:", select(name, [space + number for number in numbers]))
+        forks.join()
+        grades = [await _mean_grade(branch, name) for branch in forks]
+        mean = Variable.of(sum(grades) / len(grades))
+        return {name: reported(mean, grades=dict(zip(asked, grades, strict=True)))}
 
-async def _give_verdict(
-    name: str, question: str, answer: Expr, s: AsyncProgramState
-) -> Mapping[str, Variable]:
-    branch = s.copy()
-    conversation = Conversation(branch, await transcript_of(s))
-    conversation.tell(question)
-    conversation.ask("Verdict: ", answer)
-    return await variables_of(branch, (name,))
+    async def give_verdict(s: AsyncProgramState) -> Mapping[str, Variable]:
+        assert answer is not None
+        branch = s.copy()
+        conversation = Conversation(branch, await transcript_of(s))
+        conversation.tell(VERDICT.format(criteria="\n".join(asked)))
+        conversation.ask("Verdict: ", answer)
+        return await variables_of(branch, (name,))
 
-
-async def _grade(
-    name: str, criteria: tuple[str, ...], scale: int, s: AsyncProgramState
-) -> Mapping[str, Variable]:
-    numbers = [str(number) for number in range(1, scale + 1)]
-    transcript = await transcript_of(s)
-    forks = s.fork(len(criteria))
-    for branch, criterion in zip(forks, criteria, strict=True):
-        conversation = Conversation(branch, transcript)
-        conversation.tell(GRADE.format(criterion=criterion, scale=scale))
-        space = conversation.before_choice
-        conversation.ask("Grade:", select(name, [space + number for number in numbers]))
-    forks.join()
-    grades = [await _mean_grade(branch, name) for branch in forks]
-    grade = Variable.of(sum(grades) / len(grades))
-    report = dict(zip(criteria, grades, strict=True))
-    return {name: reported(grade, grades=report)}
+    return block("judge", (name,), grade if answer is None else give_verdict)
 
 
 async def _mean_grade(branch: AsyncProgramState, name: str) -> float:

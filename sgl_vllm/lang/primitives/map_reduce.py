@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any  # Any: what is reported
 
 from sgl_vllm.lang.ir import Block, Expr
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.primitives.block import answer_of, at_least, block, reported, variables_of
+from sgl_vllm.lang.primitives.block import answer_of, at_least, block, variables_of
 from sgl_vllm.lang.primitives.jobs import results_of
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
@@ -48,43 +49,32 @@ def map_reduce(
     if isinstance(documents, str) or not documents:
         raise ValueError("map_reduce needs a list of at least one document")
     at_least(1, at_once=at_once, max_chars=max_chars)
-    body = functools.partial(
-        _map_reduce, name, [*documents], map, reduce, max_chars, separator, at_once
-    )
+    documents = [*documents]
+
+    async def body(s: AsyncProgramState) -> Mapping[str, Variable]:
+        found = parts = await _ask_each(s, "map", map, documents, at_once)
+        levels, num_reductions = 1, 1
+        while len(groups := _groups(parts, max_chars, len(separator))) > 1:
+            if len(groups) == len(parts):
+                raise ValueError(
+                    f"no two neighboring answers fit into max_chars={max_chars}: raise it, or let "
+                    f"`map` and `reduce` write less"
+                )
+            parts = [separator.join(group) for group in groups]
+            many = [index for index, group in enumerate(groups) if len(group) > 1]
+            asked = [parts[index] for index in many]
+            reduced = await _ask_each(s, "reduce", reduce, asked, at_once)
+            for index, answer in zip(many, reduced, strict=True):
+                parts[index] = answer
+            levels += 1
+            num_reductions += len(many)
+        expr, names = answer_of("reduce", reduce(separator.join(parts)))
+        s += expr
+        report: dict[str, Any] = {"levels": levels, "num_reductions": num_reductions}
+        made = await variables_of(s, names, **report, parts=found)
+        return {name: made[names[-1]]}
+
     return block("map_reduce", (name,), body)
-
-
-async def _map_reduce(
-    name: str,
-    documents: Sequence[str],
-    map: Callable[[str], Expr],
-    reduce: Callable[[str], Expr],
-    max_chars: int,
-    separator: str,
-    at_once: int,
-    s: AsyncProgramState,
-) -> Mapping[str, Variable]:
-    found = parts = await _ask_each(s, "map", map, documents, at_once)
-    levels, num_reductions = 1, 1
-    while len(groups := _groups(parts, max_chars, len(separator))) > 1:
-        if len(groups) == len(parts):
-            raise ValueError(
-                f"no two neighboring answers fit into max_chars={max_chars}: raise it, or let "
-                f"`map` and `reduce` write less"
-            )
-        joined = [separator.join(group) for group in groups]
-        many = [index for index, group in enumerate(groups) if len(group) > 1]
-        reduced = await _ask_each(s, "reduce", reduce, [joined[index] for index in many], at_once)
-        parts = joined
-        for index, answer in zip(many, reduced, strict=True):
-            parts[index] = answer
-        levels += 1
-        num_reductions += len(many)
-    expr, names = answer_of("reduce", reduce(separator.join(parts)))
-    s += expr
-    made = (await variables_of(s, names))[names[-1]]
-    report = reported(made, levels=levels, num_reductions=num_reductions, parts=found)
-    return {name: report}
 
 
 async def _ask_each(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any  # Any: values of the user's types
 
-from sgl_vllm.lang.ir import Block, Expr, ExprList, RoleBegin
+from sgl_vllm.lang.ir import Block, Expr, RoleBegin
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import (
     Conversation,
@@ -15,7 +14,6 @@ from sgl_vllm.lang.primitives.block import (
     block,
     call,
     filled,
-    reported,
     transcript_of,
     variables_of,
 )
@@ -57,34 +55,23 @@ def retry_until(
     at_least(1, attempts=attempts)
     filled(feedback, error="")
     expr, names = answer_of("retry_until", answer)
-    body = functools.partial(_retry_until, expr, names, check, attempts, feedback)
+
+    async def body(s: AsyncProgramState) -> Mapping[str, Variable]:
+        errors: list[str] = []
+        while True:
+            s += expr
+            error = await _error_in(s, check, await s[names[-1]])
+            if error is None:
+                return await variables_of(s, names, attempts=len(errors) + 1, errors=errors)
+            errors.append(error)
+            if len(errors) == attempts:
+                raise ValueError(f"{attempts} attempts were rejected, the last one with: {error}")
+            transcript = await transcript_of(s)
+            Conversation(s, transcript).tell(filled(feedback, error=error))
+            if transcript.role is not None:
+                s += RoleBegin(transcript.role)
+
     return block("retry_until", names, body)
-
-
-async def _retry_until(
-    expr: ExprList,
-    names: tuple[str, ...],
-    check: Callable[[Any], object],
-    attempts: int,
-    feedback: str,
-    s: AsyncProgramState,
-) -> Mapping[str, Variable]:
-    errors: list[str] = []
-    while True:
-        s += expr
-        error = await _error_in(s, check, await s[names[-1]])
-        if error is None:
-            break
-        errors.append(error)
-        if len(errors) == attempts:
-            raise ValueError(f"{attempts} attempts were rejected, the last one with: {error}")
-        transcript = await transcript_of(s)
-        Conversation(s, transcript).tell(filled(feedback, error=error))
-        if transcript.role is not None:
-            s += RoleBegin(transcript.role)
-    made = await variables_of(s, names)
-    made[names[-1]] = reported(made[names[-1]], attempts=len(errors) + 1, errors=errors)
-    return made
 
 
 async def _error_in(

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any  # Any: values of the user's types
 
-from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.ir import Block, Expr, ExprList, Gen, Select
+from sgl_vllm.lang.ir import Block, Expr, Gen, Select
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.primitives.block import (
-    answer_of,
-    at_least,
-    block,
-    call,
-    continue_as,
-    reported,
-    variables_of,
-)
-from sgl_vllm.lang.primitives.jobs import run_jobs
+from sgl_vllm.lang.primitives.block import Contest, answer_of, at_least, block, call
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.transcript import Variable
 from sgl_vllm.lang.usage import Usage
@@ -56,60 +45,28 @@ def vote(
     """
     at_least(1, n=n, at_once=at_once)
     expr, names = answer_of("vote", answer)
-    return block("vote", names, functools.partial(_vote, expr, names, n, key, at_once))
 
-
-async def _vote(
-    expr: ExprList,
-    names: tuple[str, ...],
-    n: int,
-    key: Callable[[Any], object] | None,
-    at_once: int | None,
-    s: AsyncProgramState,
-) -> Mapping[str, Variable]:
-    forks = s.fork(n)
-    ballots: dict[int, object] = {}
-    errors: dict[int, Exception] = {}
-
-    async def cast(branch: AsyncProgramState) -> object:
-        branch += expr
-        await branch.sync()
+    async def ballot(branch: AsyncProgramState) -> object:
         value = await branch[names[-1]]
-        return value if key is None else await call(s, key, value)
+        return value if key is None else await call(branch, key, value)
 
-    def ended(index: int, ballot: object) -> bool:
-        if isinstance(ballot, ProgramError):
-            errors[index] = ballot
-        elif isinstance(ballot, Exception):
-            raise ballot
-        else:
-            ballots[index] = ballot
-        return _is_decided(ballots, n - len(ballots) - len(errors))
+    async def body(s: AsyncProgramState) -> Mapping[str, Variable]:
+        contest = Contest(expr, names, n, ballot, _is_decided, at_once)
+        forks = await contest.run(s)
+        votes = _counted([*contest.ratings.values()])
+        first = next(i for i, given in contest.ratings.items() if given == votes[0][0])
+        num_calls = sum(isinstance(part, Gen | Select) for part in expr.items)
+        s._stream.run.usage += Usage(saved_calls=(n - contest.num_started) * num_calls)
+        return await contest.won(s, forks, first, votes=votes)
 
-    jobs = [functools.partial(cast, branch) for branch in forks]
-    num_started = await run_jobs(jobs, at_once, ended)
-    if not ballots:
-        raise errors[min(errors)]
-    votes = _counted([ballots[index] for index in sorted(ballots)])
-    elected, _ = votes[0]
-    await continue_as(s, forks, forks[min(i for i in ballots if ballots[i] == elected)])
-    num_calls = sum(isinstance(part, Gen | Select) for part in expr.items)
-    s._stream.run.usage += Usage(saved_calls=(n - num_started) * num_calls)
-    made = await variables_of(forks[0], names)
-    made[names[-1]] = reported(
-        made[names[-1]],
-        votes=votes,
-        num_started=num_started,
-        num_canceled=num_started - len(ballots) - len(errors),
-    )
-    return made
+    return block("vote", names, body)
 
 
-def _is_decided(ballots: Mapping[int, object], num_left: int) -> bool:
+def _is_decided(contest: Contest[object]) -> bool:
     """Whether no result of the branches that are left can change the winner."""
-    counts = [count for _, count in _counted([*ballots.values()])]
+    counts = [count for _, count in _counted([*contest.ratings.values()])]
     first, second = (*counts, 0, 0)[:2]
-    return first > second + num_left
+    return first > second + contest.num_left
 
 
 def _counted(ballots: Sequence[object]) -> list[tuple[object, int]]:
