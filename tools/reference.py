@@ -43,7 +43,7 @@ PLACES = {
     GROUPS_OF_FORKS: ("group.",),
     STATE: ("state.",),
     TYPES: ("primitives.tools.", "backends.requests.", "usage.", "media.", "transcript."),
-    EXPRESSIONS: ("api.", "choices.", "primitives."),
+    EXPRESSIONS: ("api.", "media_api.", "choices.", "primitives."),
     PROGRAMS: ("function.", "program.", "with_options.", "settings.", "compiler.", "planner."),
     ERRORS: ("errors.",),
     BACKENDS: ("backends.",),

@@ -10,26 +10,20 @@ from sgl_vllm.lang.api import (
     assistant,
     assistant_begin,
     assistant_end,
-    audio,
     gen,
     gen_int,
     gen_string,
-    image,
-    picture,
     read_only_tool,
     select,
     separate_reasoning,
-    speech,
     system,
     system_begin,
     system_end,
     tool,
-    transcribe,
     user,
     user_begin,
     user_end,
     var,
-    video,
 )
 from sgl_vllm.lang.backends.anthropic_service import Anthropic
 from sgl_vllm.lang.backends.base import Backend
@@ -49,6 +43,7 @@ from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, U
 from sgl_vllm.lang.function import function
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.media_api import audio, image, picture, speech, transcribe, video
 from sgl_vllm.lang.primitives import (
     ToolCall,
     agent,

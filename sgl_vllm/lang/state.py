@@ -7,15 +7,16 @@ are in `group.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 # Any: values of the user's types
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
 
+from sgl_vllm.lang.awaitable import ValueToAwait
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.follower import FileFollower, TextFollower
 from sgl_vllm.lang.group import ProgramGroup
@@ -390,7 +391,7 @@ class AsyncProgramState(State):
             refuse_joined(name, variable.is_joined)
             return variable.value
 
-        return _Awaitable(f"s[{name_of(name)!r}]", value)
+        return ValueToAwait(f"s[{name_of(name)!r}]", value)
 
     def get_var(self, name: str) -> Awaitable[Any]:
         """The same as ``s[name]``."""
@@ -427,27 +428,6 @@ class AsyncProgramState(State):
         except ProgramError as error:
             return error
         return None
-
-
-class _Awaitable(Awaitable[Any]):
-    """An awaitable that can be awaited any number of times, also never.
-
-    Using it as the value that it stands for is a TypeError: an `await` was forgotten, and the
-    prompt would have its address.
-    """
-
-    def __init__(self, what: str, start: Callable[[], Awaitable[Any]]) -> None:
-        self._what = what
-        self._start = start
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._start().__await__()
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(f"{self._what} has to be awaited in an async program: await {self._what}")
-
-    __bool__ = __eq__ = __ne__ = __str__ = __format__ = __iter__ = __len__ = __contains__ = _refuse
-    __hash__ = object.__hash__
 
 
 class Turn:

@@ -15,7 +15,6 @@ from sgl_vllm.lang.api import (
     assistant,
     assistant_begin,
     assistant_end,
-    image,
     separate_reasoning,
     system,
     system_begin,
@@ -23,8 +22,8 @@ from sgl_vllm.lang.api import (
     user,
     user_begin,
     user_end,
-    video,
 )
+from sgl_vllm.lang.media_api import image, video
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.sglang.backends import Runtime, RuntimeEndpoint
 from sgl_vllm.sglang.choices import (
