@@ -9,17 +9,20 @@ import asyncio
 import contextlib
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.service import ServiceBackend
+from sgl_vllm.lang.errors import BackendError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 Client: TypeAlias = "AsyncOpenAI"
 """AsyncOpenAI, or AsyncAnthropic, which has the same methods."""
+
+T = TypeVar("T")
 
 MAX_CALLS_PER_CLIENT = 64
 
@@ -87,20 +90,27 @@ class ClientBackend(ServiceBackend):
     ) -> Json:
         """The JSON object that a POST of `body` is answered with, or a GET. Every failure is a
         BackendError that says what to do."""
-        try:
-            with self.connect().client() as client:
-                async with asyncio.timeout(self.timeout_s):
-                    if body is None:
-                        answer = await client.get(
-                            url, cast_to=object, options={"headers": dict(headers or {})}
-                        )
-                    else:
-                        answer = await client.post(url, cast_to=object, body=body)
-        except Exception as error:
-            self.raise_as_backend_error(error)
+
+        def send(client: Client) -> Awaitable[object]:
+            if body is None:
+                return client.get(url, cast_to=object, options={"headers": dict(headers or {})})
+            return client.post(url, cast_to=object, body=body)
+
+        answer = await self.through_client(send)
         if not isinstance(answer, dict):
             raise self.unreadable()
         return answer
+
+    async def through_client(self, send: Callable[[Client], Awaitable[T]]) -> T:
+        """One call of the client, within `timeout_s`. Every failure is a BackendError."""
+        try:
+            with self.connect().client() as client:
+                async with asyncio.timeout(self.timeout_s):
+                    return await send(client)
+        except BackendError:
+            raise
+        except Exception as error:
+            self.raise_as_backend_error(error)
 
     async def chunks(self, url: str, body: Json) -> AsyncGenerator[Json]:
         """The chunks of one call's stream."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast  # Any: options of vLLM's
 
@@ -298,14 +298,8 @@ class Engine(OnVLLM):
 
     async def _run(self, engine: AsyncLLM, rendered: Json, params: SamplingParams) -> RequestOutput:
         """The last output of one request. Cancelling this aborts the request."""
-        try:
-            async with (
-                asyncio.timeout(self.timeout_s),
-                contextlib.aclosing(self._outputs(engine, rendered, params)) as outputs,
-            ):
-                return [output async for output in outputs][-1]
-        except Exception as error:
-            self._raise(error)
+        async with self._outputs(engine, rendered, params) as outputs:
+            return [output async for output in outputs][-1]
 
     async def _run_watched(
         self, engine: AsyncLLM, rendered: Json, params: SamplingParams, watch: Watch
@@ -316,18 +310,12 @@ class Engine(OnVLLM):
 
         params.output_kind = RequestOutputKind.DELTA
         streamed = StreamedText()
-        try:
-            async with (
-                asyncio.timeout(self.timeout_s),
-                contextlib.aclosing(self._outputs(engine, rendered, params)) as outputs,
-            ):
-                async for output in outputs:
-                    piece = streamed.add(output)
-                    if piece and watch(piece, streamed.num_tokens):
-                        streamed.finish_reason = streamed.finish_reason or "length"
-                        break
-        except Exception as error:
-            self._raise(error)
+        async with self._outputs(engine, rendered, params) as outputs:
+            async for output in outputs:
+                piece = streamed.add(output)
+                if piece and watch(piece, streamed.num_tokens):
+                    streamed.finish_reason = streamed.finish_reason or "length"
+                    break
         first, last = streamed.first, streamed.last
         assert first is not None and last is not None
         if last.prompt_logprobs is None:  # only the first output has them
@@ -335,16 +323,24 @@ class Engine(OnVLLM):
         usage = replace(usage_of([first]), completion_tokens=streamed.num_tokens)
         return last, streamed.generated(), usage
 
+    @contextlib.asynccontextmanager
     async def _outputs(
         self, engine: AsyncLLM, rendered: Json, params: SamplingParams
-    ) -> AsyncGenerator[RequestOutput]:
-        """The outputs of one request. Closing this aborts the request."""
+    ) -> AsyncIterator[AsyncIterator[RequestOutput]]:
+        """The outputs of one request, which is aborted if they are left early."""
         request_id = f"{program_id.get() or 'sgl'}-{next(_request_numbers)}"
         generating = engine.generate(cast("EngineInput", rendered), params, request_id)
-        async with contextlib.aclosing(generating) as outputs:
+
+        async def checked(outputs: AsyncIterator[RequestOutput]) -> AsyncIterator[RequestOutput]:
             async for output in outputs:
                 raise_if_failed(output, self.name)
                 yield output
+
+        try:
+            async with asyncio.timeout(self.timeout_s), contextlib.aclosing(generating) as outputs:
+                yield checked(outputs)
+        except Exception as error:
+            self._raise(error)
 
     def _raise(self, error: Exception, *, refused: bool = False) -> NoReturn:
         raise_as_backend_error(error, self.name, self.timeout_s, refused=refused)

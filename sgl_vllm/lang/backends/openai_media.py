@@ -6,11 +6,10 @@ answered aloud are ordinary chats with two more fields; their prompt and options
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar  # Any: responses of the client, whose module is imported late
+from typing import Any  # Any: responses of the client, whose module is imported late
 
 from sgl_vllm.lang.backends.audio_pieces import AssembledSpeech, ReceivedAudio, read_token_usage
 from sgl_vllm.lang.backends.base import Json
@@ -28,8 +27,6 @@ from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media, MediaKind
 from sgl_vllm.lang.signatures import media_type_of
 from sgl_vllm.lang.wav import with_length
-
-T = TypeVar("T")
 
 _NOT_THERE = (404, 405, 501)
 """The statuses of servers without a route, or with a model that does not serve it."""
@@ -89,7 +86,7 @@ class OpenAIMedia(OpenAIBackend):
                         request.watch("", piece)
             return audio
 
-        audio = await self._through_client(speak)
+        audio = await self.through_client(speak)
         if not audio.is_complete:
             raise self.interrupted("")
         return MediaAnswer(request.text, audio.usage, self._checked(audio.data, "audio"))
@@ -159,18 +156,8 @@ class OpenAIMedia(OpenAIBackend):
 
     # --- the client ------------------------------------------------------------------------------
 
-    async def _through_client(self, call: Callable[[Client], Awaitable[T]]) -> T:
-        try:
-            with self.connect().client() as client:
-                async with asyncio.timeout(self.timeout_s):
-                    return await call(client)
-        except BackendError:
-            raise
-        except Exception as error:
-            self.raise_as_backend_error(error)
-
     async def _json(self, call: Callable[[Client], Awaitable[Any]]) -> Json:
-        answer = await self._through_client(call)
+        answer = await self.through_client(call)
         with self.reading():
             return dict(answer.model_dump())
 

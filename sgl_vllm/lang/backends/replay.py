@@ -12,10 +12,10 @@ import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TypeAlias, TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, Json, branch_name
 from sgl_vllm.lang.backends.combined import Wrapper
@@ -52,6 +52,9 @@ from sgl_vllm.lang.usage import Usage
 
 T = TypeVar("T")
 
+Pieces: TypeAlias = list[tuple[str, "int | None"]]
+"""Of a text that was streamed, each with the number of tokens or of bytes."""
+
 
 class Recorder(Wrapper):
     """`backend`, with every exchange written to the file at `path`, which is overwritten.
@@ -81,16 +84,15 @@ class Recorder(Wrapper):
         )
 
     async def generate(self, request: GenRequest) -> GenAnswer:
-        pieces: list[tuple[str, int | None]] = []
-        watch = request.watch
+        pieces: Pieces = []
         asked = request
-        if watch is not None:
+        if (watch := request.watch) is not None:
 
-            def watch_and_keep(piece: str, num_tokens: int | None) -> bool:
+            def keep(piece: str, num_tokens: int | None) -> bool:
                 pieces.append((piece, num_tokens))
                 return watch(piece, num_tokens)
 
-            asked = replace(request, watch=watch_and_keep)
+            asked = replace(request, watch=keep)
         return await self._exchange(
             "generate", gen_request(request), lambda: self._backend.generate(asked), pieces
         )
@@ -107,16 +109,16 @@ class Recorder(Wrapper):
     async def media(self, request: MediaRequest) -> MediaAnswer:
         """Of the pieces that arrive, the texts and the lengths are written: the file is in the
         answer."""
-        pieces: list[tuple[str, int | None]] = []
+        pieces: Pieces = []
         asked = request
         if isinstance(request, SpeechRequest | SpokenRequest) and request.watch is not None:
             watch = request.watch
 
-            def watch_and_keep(text: str, data: bytes) -> None:
+            def keep(text: str, data: bytes) -> None:
                 pieces.append((text, len(data)))
                 watch(text, data)
 
-            asked = replace(request, watch=watch_and_keep)
+            asked = replace(request, watch=keep)
         return await self._exchange(
             "media", media_request(request), lambda: self._backend.media(asked), pieces
         )
@@ -155,7 +157,7 @@ class Recorder(Wrapper):
         call: str,
         request: Json,
         ask: Callable[[], Awaitable[T]],
-        pieces: list[tuple[str, int | None]] | None = None,
+        pieces: Pieces | None = None,
     ) -> T:
         if self._file is None:
             raise BackendError(f"the record {self.path} is closed: nothing more can be recorded")
@@ -306,7 +308,7 @@ class Replay(Backend):
         raise BackendError(f"{self.name} {describe_unknown(call, request, self._exchanges)}")
 
 
-async def _play(pieces: Iterable[tuple[str, int | None]], watch: Watch) -> Generated | None:
+async def _play(pieces: Pieces, watch: Watch) -> Generated | None:
     """Pass the recorded pieces to `watch`. Returns the text so far if `watch` ends it early."""
     text, rest = "", list(pieces)
     while rest:
