@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -150,14 +150,17 @@ class TimedVLLM(sgl.VLLM):
 
     @override
     async def call(
-        self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
+        self,
+        url: str,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         timer = _timer.get()
         to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
         if timer is None or body is None or not to_stream:
-            return await super().call(method, url, body)
+            return await super().call(url, body, headers)
         if fields := _fields.get():
-            return _calls_as_text(await super().call(method, url, {**body, **fields}))
+            return _calls_as_text(await super().call(url, {**body, **fields}))
         return await self._streamed(url, body)
 
     @override
@@ -201,7 +204,7 @@ class TimedVLLM(sgl.VLLM):
         if not has_media(prompt):
             return await self.tokenize(prompt)
         body = {"model": await self.model_name(), **prompt_body(prompt)}
-        rendered = await self.call("POST", f"{self.url}/v1/chat/completions/render", body)
+        rendered = await self.call(f"{self.url}/v1/chat/completions/render", body)
         ids = [int(token) for token in rendered["token_ids"]]
         features = rendered["features"]
         for kind, places in features["mm_placeholders"].items():

@@ -25,9 +25,9 @@ class Counting(sgl.VLLM):
         super().__init__(url, api_key=API_KEY)
         self.paths: list[str] = []
 
-    async def call(self, method, url, body=None) -> dict[str, Any]:
+    async def call(self, url, body=None, headers=None) -> dict[str, Any]:
         self.paths.append(url.removeprefix(self.url))
-        return await super().call(method, url, body)
+        return await super().call(url, body, headers)
 
 
 class ByItself(Counting):
@@ -91,8 +91,8 @@ def test_a_select_is_one_request(server):
 
 def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
     class Older(Counting):
-        async def call(self, method, url, body=None):
-            return await super().call(method, url.replace("/v1/sgl/score", "/v1/sgl/no"), body)
+        async def call(self, url, body=None, headers=None):
+            return await super().call(url.replace("/v1/sgl/score", "/v1/sgl/no"), body, headers)
 
     backend = Older(server.url)
     answer = wait_for(backend.score(TextPrompt(PROMPT), CHOICES, unconditional=False, warm=False))

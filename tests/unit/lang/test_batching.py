@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import socket
 import time
@@ -151,11 +152,11 @@ class Bench:
 
 
 def on_bench(
-    test: Callable[[Bench], Awaitable[None]], *, retry: bool = True, max_retries: int = 0
-) -> None:
-    """Run `test`. No task of the batcher may be left afterwards."""
+    *, retry: bool = True, max_retries: int = 0
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Runs a test on a bench of its own. No task of the batcher may be left afterwards."""
 
-    async def main() -> None:
+    async def main(test: Callable[..., Awaitable[None]], given: dict[str, Any]) -> None:
         script = Script()
         with socket.create_server(("127.0.0.1", 0)) as listening:
             server = HttpServer(script.app())
@@ -166,12 +167,20 @@ def on_bench(
             ) as client:
                 bench = Bench(script, client, retry)
                 async with asyncio.timeout(TIMEOUT_S):
-                    await test(bench)
+                    await test(bench, **given)
                     await until(lambda: not bench.batcher._tasks)
             server.end()
             await serving
 
-    asyncio.run(main())
+    def decorated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            asyncio.run(main(test, given))
+
+        _, *others = inspect.signature(test).parameters.values()
+        vars(run)["__signature__"] = inspect.Signature(others)
+        return run
+
+    return decorated
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -184,106 +193,87 @@ async def until(holds: Callable[[], bool]) -> None:
 # -- which posts share a request
 
 
-def test_posts_of_the_same_moment_are_one_request():
-    async def test(bench: Bench) -> None:
-        answers = await asyncio.gather(*(bench.post(i, text=f"t{i}") for i in range(20)))
-        assert answers == [(200, {"text": f"t{i}", "of": i}) for i in range(20)]
-        assert bench.sizes == [20]
-        assert bench.script.alone == []
-        (batch,) = bench.script.batches
-        assert {request["path"] for request in batch} == {"completions"}
-        assert len({request["id"] for request in batch}) == 20
-
-    on_bench(test)
+@on_bench()
+async def test_posts_of_the_same_moment_are_one_request(bench: Bench):
+    answers = await asyncio.gather(*(bench.post(i, text=f"t{i}") for i in range(20)))
+    assert answers == [(200, {"text": f"t{i}", "of": i}) for i in range(20)]
+    assert bench.sizes == [20]
+    assert bench.script.alone == []
+    (batch,) = bench.script.batches
+    assert {request["path"] for request in batch} == {"completions"}
+    assert len({request["id"] for request in batch}) == 20
 
 
-def test_a_post_that_is_a_turn_of_the_loop_late_is_in_time():
-    async def late(bench: Bench) -> tuple[int, Body]:
+@on_bench()
+async def test_a_post_that_is_a_turn_of_the_loop_late_is_in_time(bench: Bench):
+    async def late() -> tuple[int, Body]:
         await asyncio.sleep(0)
         return await bench.post("late")
 
-    async def test(bench: Bench) -> None:
-        await asyncio.gather(bench.post("early"), late(bench))
-        assert bench.sizes == [2]
-
-    on_bench(test)
+    await asyncio.gather(bench.post("early"), late())
+    assert bench.sizes == [2]
 
 
-def test_a_post_without_company_goes_the_ordinary_way():
-    async def test(bench: Bench) -> None:
-        assert await bench.post("one", text="a") == (200, {"text": "a", "of": "one"})
-        assert await bench.post("two", text="b") == (200, {"text": "b", "of": "two"})
-        assert bench.sizes == []
-        assert len(bench.script.alone) == 2
-
-    on_bench(test)
+@on_bench()
+async def test_a_post_without_company_goes_the_ordinary_way(bench: Bench):
+    assert await bench.post("one", text="a") == (200, {"text": "a", "of": "one"})
+    assert await bench.post("two", text="b") == (200, {"text": "b", "of": "two"})
+    assert bench.sizes == []
+    assert len(bench.script.alone) == 2
 
 
-def test_what_a_lonely_post_raises_is_the_clients_exception():
-    async def test(bench: Bench) -> None:
-        with pytest.raises(openai.BadRequestError):
-            await bench.post("one", alone=400)
-
-    on_bench(test)
+@on_bench()
+async def test_what_a_lonely_post_raises_is_the_clients_exception(bench: Bench):
+    with pytest.raises(openai.BadRequestError):
+        await bench.post("one", alone=400)
 
 
-def test_more_posts_than_a_batch_takes_make_several():
-    async def test(bench: Bench) -> None:
-        num_posts = 2 * MAX_POSTS + 3
-        answers = await asyncio.gather(*(bench.post(i) for i in range(num_posts)))
-        assert [body["of"] for _, body in answers] == list(range(num_posts))
-        assert bench.sizes == [MAX_POSTS, MAX_POSTS, 3]
-
-    on_bench(test)
+@on_bench()
+async def test_more_posts_than_a_batch_takes_make_several(bench: Bench):
+    num_posts = 2 * MAX_POSTS + 3
+    answers = await asyncio.gather(*(bench.post(i) for i in range(num_posts)))
+    assert [body["of"] for _, body in answers] == list(range(num_posts))
+    assert bench.sizes == [MAX_POSTS, MAX_POSTS, 3]
 
 
-def test_unfinished_batches_do_not_delay_later_ones():
-    async def test(bench: Bench) -> None:
-        held = [bench.start(i, held=True) for i in range(3)]
-        await until(lambda: bench.sizes == [3])
-        await asyncio.gather(*(bench.post(i) for i in range(4)))
-        assert not any(task.done() for task in held)
-        bench.script.released.set()
-        await asyncio.gather(*held)
-        assert bench.sizes == [3, 4]
-
-    on_bench(test)
+@on_bench()
+async def test_unfinished_batches_do_not_delay_later_ones(bench: Bench):
+    held = [bench.start(i, held=True) for i in range(3)]
+    await until(lambda: bench.sizes == [3])
+    await asyncio.gather(*(bench.post(i) for i in range(4)))
+    assert not any(task.done() for task in held)
+    bench.script.released.set()
+    await asyncio.gather(*held)
+    assert bench.sizes == [3, 4]
 
 
-def test_a_batch_leaves_its_connection_to_the_next():
-    async def test(bench: Bench) -> None:
-        for _ in range(3):
-            await asyncio.gather(bench.post(1), bench.post(2))
-            await until(lambda: not bench.batcher._tasks)
-        assert len(bench.script.ports) == 3
-        assert len(set(bench.script.ports)) == 1
-
-    on_bench(test)
+@on_bench()
+async def test_a_batch_leaves_its_connection_to_the_next(bench: Bench):
+    for _ in range(3):
+        await asyncio.gather(bench.post(1), bench.post(2))
+        await until(lambda: not bench.batcher._tasks)
+    assert len(bench.script.ports) == 3
+    assert len(set(bench.script.ports)) == 1
 
 
 # -- which line belongs to which post
 
 
-def test_an_answer_arrives_as_soon_as_its_line_does():
-    async def test(bench: Bench) -> None:
-        held, other = bench.start("held", held=True), bench.start("other")
-        assert (await other)[1]["of"] == "other"
-        assert not held.done()
-        bench.script.released.set()
-        assert (await held)[1]["of"] == "held"
-        assert bench.sizes == [2]
-
-    on_bench(test)
+@on_bench()
+async def test_an_answer_arrives_as_soon_as_its_line_does(bench: Bench):
+    held, other = bench.start("held", held=True), bench.start("other")
+    assert (await other)[1]["of"] == "other"
+    assert not held.done()
+    bench.script.released.set()
+    assert (await held)[1]["of"] == "held"
+    assert bench.sizes == [2]
 
 
-def test_lines_may_be_large_and_hold_any_separator_of_texts():
+@on_bench()
+async def test_lines_may_be_large_and_hold_any_separator_of_texts(bench: Bench):
     text = "\u2028 \u2029 \x85 \x0b \x0c \x1c \r\n" + "é" * 3_000_000
-
-    async def test(bench: Bench) -> None:
-        answers = await asyncio.gather(bench.post(1, text=text), bench.post(2, text="short"))
-        assert [body["text"] for _, body in answers] == [text, "short"]
-
-    on_bench(test)
+    answers = await asyncio.gather(bench.post(1, text=text), bench.post(2, text="short"))
+    assert [body["text"] for _, body in answers] == [text, "short"]
 
 
 @given(st.lists(st.binary(max_size=8).map(lambda line: line.replace(b"\n", b"")), max_size=8))
@@ -308,124 +298,104 @@ def test_lines_are_whole_however_they_are_cut(lines):
         assert asyncio.run(read(size)) == lines
 
 
-def test_an_error_is_its_own_posts_alone():
-    async def test(bench: Bench) -> None:
-        answers = await asyncio.gather(bench.post(1), bench.post(2, status=400), bench.post(3))
-        assert [status for status, _ in answers] == [200, 400, 200]
-        assert bench.script.alone == []
-
-    on_bench(test)
+@on_bench()
+async def test_an_error_is_its_own_posts_alone(bench: Bench):
+    answers = await asyncio.gather(bench.post(1), bench.post(2, status=400), bench.post(3))
+    assert [status for status, _ in answers] == [200, 400, 200]
+    assert bench.script.alone == []
 
 
 # -- what is tried again
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
-def test_what_the_client_would_try_again_is_posted_again_alone(status):
-    async def test(bench: Bench) -> None:
-        failing = bench.post(2, status=status, text="at last")
-        answers = await asyncio.gather(bench.post(1), failing)
-        assert answers[1] == (200, {"text": "at last", "of": 2})
-        assert [body["name"] for body in bench.script.alone] == [2]
-
-    on_bench(test)
+@on_bench()
+async def test_what_the_client_would_try_again_is_posted_again_alone(bench: Bench, status):
+    failing = bench.post(2, status=status, text="at last")
+    answers = await asyncio.gather(bench.post(1), failing)
+    assert answers[1] == (200, {"text": "at last", "of": 2})
+    assert [body["name"] for body in bench.script.alone] == [2]
 
 
-def test_without_retries_the_status_is_the_answer():
-    async def test(bench: Bench) -> None:
-        answers = await asyncio.gather(bench.post(1), bench.post(2, status=429))
-        assert [status for status, _ in answers] == [200, 429]
-        assert bench.script.alone == []
-
-    on_bench(test, retry=False)
+@on_bench(retry=False)
+async def test_without_retries_the_status_is_the_answer(bench: Bench):
+    answers = await asyncio.gather(bench.post(1), bench.post(2, status=429))
+    assert [status for status, _ in answers] == [200, 429]
+    assert bench.script.alone == []
 
 
-def test_a_broken_connection_affects_only_posts_without_an_answer():
-    async def test(bench: Bench) -> None:
-        bench.script.break_after = 1
-        answers = await asyncio.gather(bench.post(1), bench.post(2, wait_s=0.2))
-        assert [body["of"] for _, body in answers] == [1, 2]
-        assert [body["name"] for body in bench.script.alone] == [2]
-
-    on_bench(test)
+@on_bench()
+async def test_a_broken_connection_affects_only_posts_without_an_answer(bench: Bench):
+    bench.script.break_after = 1
+    answers = await asyncio.gather(bench.post(1), bench.post(2, wait_s=0.2))
+    assert [body["of"] for _, body in answers] == [1, 2]
+    assert [body["name"] for body in bench.script.alone] == [2]
 
 
-def test_without_retries_a_broken_connection_is_an_error():
-    async def test(bench: Bench) -> None:
-        bench.script.break_after = 1
-        posts = (bench.post(1), bench.post(2, wait_s=0.2), bench.post(3, wait_s=0.2))
-        answered, *lost = await asyncio.gather(*posts, return_exceptions=True)
-        assert answered == (200, {"text": "", "of": 1})
-        for error in lost:
-            assert isinstance(error, UnansweredError)
-            assert error.__cause__ is not None
-        assert bench.script.alone == []
-
-    on_bench(test, retry=False)
+@on_bench(retry=False)
+async def test_without_retries_a_broken_connection_is_an_error(bench: Bench):
+    bench.script.break_after = 1
+    posts = (bench.post(1), bench.post(2, wait_s=0.2), bench.post(3, wait_s=0.2))
+    answered, *lost = await asyncio.gather(*posts, return_exceptions=True)
+    assert answered == (200, {"text": "", "of": 1})
+    for error in lost:
+        assert isinstance(error, UnansweredError)
+        assert error.__cause__ is not None
+    assert bench.script.alone == []
 
 
 @pytest.mark.parametrize(
     "garbage", [b"<html>\n", b"{}\n", b"[]\n", b"\n", b'{"index": 0, "status": 200, "body": 1}\n']
 )
-def test_garbage_is_taken_as_a_broken_connection(garbage):
-    async def test(bench: Bench) -> None:
-        bench.script.garbage = garbage
-        answers = await asyncio.gather(bench.post(1), bench.post(2))
-        assert [body["of"] for _, body in answers] == [1, 2]
-        assert len(bench.script.alone) == 2
-
-    on_bench(test)
+@on_bench()
+async def test_garbage_is_taken_as_a_broken_connection(bench: Bench, garbage):
+    bench.script.garbage = garbage
+    answers = await asyncio.gather(bench.post(1), bench.post(2))
+    assert [body["of"] for _, body in answers] == [1, 2]
+    assert len(bench.script.alone) == 2
 
 
 @pytest.mark.parametrize("status", [403, 404, 405])
-def test_a_server_without_the_route_is_asked_once(status):
-    async def test(bench: Bench) -> None:
-        bench.script.refuse = status
-        for _ in range(3):
-            answers = await asyncio.gather(bench.post(1), bench.post(2))
-            assert [body["of"] for _, body in answers] == [1, 2]
-        assert bench.sizes == [2]
-        assert len(bench.script.alone) == 6
-
-    on_bench(test)
+@on_bench()
+async def test_a_server_without_the_route_is_asked_once(bench: Bench, status):
+    bench.script.refuse = status
+    for _ in range(3):
+        answers = await asyncio.gather(bench.post(1), bench.post(2))
+        assert [body["of"] for _, body in answers] == [1, 2]
+    assert bench.sizes == [2]
+    assert len(bench.script.alone) == 6
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_batch_that_is_refused_goes_piece_by_piece(status):
-    async def test(bench: Bench) -> None:
-        bench.script.refuse = status
-        answers = await asyncio.gather(bench.post(1), bench.post(2))
-        assert [body["of"] for _, body in answers] == [1, 2]
-        bench.script.refuse = None
-        await asyncio.gather(bench.post(1), bench.post(2))
-        assert len(bench.script.alone) == 2
-        assert bench.sizes == [2, 2]
-
-    on_bench(test)
+@on_bench()
+async def test_a_batch_that_is_refused_goes_piece_by_piece(bench: Bench, status):
+    bench.script.refuse = status
+    answers = await asyncio.gather(bench.post(1), bench.post(2))
+    assert [body["of"] for _, body in answers] == [1, 2]
+    bench.script.refuse = None
+    await asyncio.gather(bench.post(1), bench.post(2))
+    assert len(bench.script.alone) == 2
+    assert bench.sizes == [2, 2]
 
 
-def test_a_wrong_key_is_every_posts_error():
-    async def test(bench: Bench) -> None:
-        bench.script.refuse = 401
-        errors = await asyncio.gather(bench.post(1), bench.post(2), return_exceptions=True)
-        assert [type(error) for error in errors] == [openai.AuthenticationError] * 2
-        assert bench.script.alone == []
-
-    on_bench(test)
+@on_bench()
+async def test_a_wrong_key_is_every_posts_error(bench: Bench):
+    bench.script.refuse = 401
+    errors = await asyncio.gather(bench.post(1), bench.post(2), return_exceptions=True)
+    assert [type(error) for error in errors] == [openai.AuthenticationError] * 2
+    assert bench.script.alone == []
 
 
-def test_the_client_retries_the_batch_by_its_own_rules():
-    async def test(bench: Bench) -> None:
-        bench.script.refuse = 503
-        posts = [bench.start(i) for i in range(2)]
-        await until(lambda: len(bench.sizes) == 1)
-        bench.script.refuse = None
-        answers = await asyncio.gather(*posts)
-        assert [body["of"] for _, body in answers] == [0, 1]
-        assert bench.sizes == [2, 2]
-        assert bench.script.alone == []
-
-    on_bench(test, max_retries=2)
+@on_bench(max_retries=2)
+async def test_the_client_retries_the_batch_by_its_own_rules(bench: Bench):
+    bench.script.refuse = 503
+    posts = [bench.start(i) for i in range(2)]
+    await until(lambda: len(bench.sizes) == 1)
+    bench.script.refuse = None
+    answers = await asyncio.gather(*posts)
+    assert [body["of"] for _, body in answers] == [0, 1]
+    assert bench.sizes == [2, 2]
+    assert bench.script.alone == []
 
 
 def test_a_server_that_is_not_there_is_every_posts_error():
@@ -446,92 +416,80 @@ def test_a_server_that_is_not_there_is_every_posts_error():
 # -- what is cancelled
 
 
-def test_a_cancelled_post_is_stopped_and_its_neighbours_go_on():
-    async def test(bench: Bench) -> None:
-        posts = [bench.start(i, wait_s=0.3 if i < 2 else TIMEOUT_S) for i in range(5)]
-        await until(lambda: bench.sizes == [5])
-        await asyncio.sleep(0.1)
-        for post in posts[2:]:
-            post.cancel()
-        answers = await asyncio.gather(*posts[:2])
-        assert [body["of"] for _, body in answers] == [0, 1]
-        assert all(post.cancelled() for post in posts[2:])
-        stopped = {request["id"] for request in bench.script.batches[0][2:]}
-        assert set(bench.script.aborted) == stopped
-        await until(lambda: not bench.batcher._tasks)
-        assert bench.script.closed_early == 0
-
-    on_bench(test)
+@on_bench()
+async def test_a_cancelled_post_is_stopped_and_its_neighbours_go_on(bench: Bench):
+    posts = [bench.start(i, wait_s=0.3 if i < 2 else TIMEOUT_S) for i in range(5)]
+    await until(lambda: bench.sizes == [5])
+    await asyncio.sleep(0.1)
+    for post in posts[2:]:
+        post.cancel()
+    answers = await asyncio.gather(*posts[:2])
+    assert [body["of"] for _, body in answers] == [0, 1]
+    assert all(post.cancelled() for post in posts[2:])
+    stopped = {request["id"] for request in bench.script.batches[0][2:]}
+    assert set(bench.script.aborted) == stopped
+    await until(lambda: not bench.batcher._tasks)
+    assert bench.script.closed_early == 0
 
 
-def test_when_all_are_cancelled_the_connection_is_closed():
-    async def test(bench: Bench) -> None:
-        posts = [bench.start(i, wait_s=TIMEOUT_S) for i in range(4)]
-        await until(lambda: bench.sizes == [4])
-        await asyncio.sleep(0.05)
-        for post in posts:
-            post.cancel()
-        await until(lambda: bench.script.closed_early == 1)
-        assert bench.script.aborted == []
-
-    on_bench(test)
+@on_bench()
+async def test_when_all_are_cancelled_the_connection_is_closed(bench: Bench):
+    posts = [bench.start(i, wait_s=TIMEOUT_S) for i in range(4)]
+    await until(lambda: bench.sizes == [4])
+    await asyncio.sleep(0.05)
+    for post in posts:
+        post.cancel()
+    await until(lambda: bench.script.closed_early == 1)
+    assert bench.script.aborted == []
 
 
-def test_an_abort_that_is_not_delivered_ends_with_the_last_answer():
-    async def test(bench: Bench) -> None:
-        bench.script.hears_aborts = False
-        short, long = bench.start("short", wait_s=0.2), bench.start("long", wait_s=TIMEOUT_S)
-        await until(lambda: bench.sizes == [2])
-        await asyncio.sleep(0.05)
-        long.cancel()
-        assert (await short)[1]["of"] == "short"
-        await until(lambda: bench.script.closed_early == 1)
-        assert len(bench.script.aborted) == 1
-
-    on_bench(test)
+@on_bench()
+async def test_an_abort_that_is_not_delivered_ends_with_the_last_answer(bench: Bench):
+    bench.script.hears_aborts = False
+    short, long = bench.start("short", wait_s=0.2), bench.start("long", wait_s=TIMEOUT_S)
+    await until(lambda: bench.sizes == [2])
+    await asyncio.sleep(0.05)
+    long.cancel()
+    assert (await short)[1]["of"] == "short"
+    await until(lambda: bench.script.closed_early == 1)
+    assert len(bench.script.aborted) == 1
 
 
-def test_a_post_cancelled_before_its_batch_has_left_is_not_sent():
-    async def test(bench: Bench) -> None:
-        posts = [bench.start(i) for i in range(3)]
-        await asyncio.sleep(0)
-        posts[1].cancel()
-        await asyncio.gather(*posts, return_exceptions=True)
-        assert [request["body"]["name"] for request in bench.script.batches[0]] == [0, 2]
-
-    on_bench(test)
+@on_bench()
+async def test_a_post_cancelled_before_its_batch_has_left_is_not_sent(bench: Bench):
+    posts = [bench.start(i) for i in range(3)]
+    await asyncio.sleep(0)
+    posts[1].cancel()
+    await asyncio.gather(*posts, return_exceptions=True)
+    assert [request["body"]["name"] for request in bench.script.batches[0]] == [0, 2]
 
 
-def test_a_post_cancelled_before_the_answer_begins_is_stopped_then():
-    async def test(bench: Bench) -> None:
-        bench.script.opens.clear()
-        short, long = bench.start("short"), bench.start("long", wait_s=TIMEOUT_S)
-        third = bench.start("third", wait_s=0.2)
-        await until(lambda: bench.sizes == [3])
-        long.cancel()
-        await asyncio.sleep(0.05)
-        assert bench.script.aborted == []
-        bench.script.opens.set()
-        await asyncio.gather(short, third)
-        assert len(bench.script.aborted) == 1
-
-    on_bench(test)
+@on_bench()
+async def test_a_post_cancelled_before_the_answer_begins_is_stopped_then(bench: Bench):
+    bench.script.opens.clear()
+    short, long = bench.start("short"), bench.start("long", wait_s=TIMEOUT_S)
+    third = bench.start("third", wait_s=0.2)
+    await until(lambda: bench.sizes == [3])
+    long.cancel()
+    await asyncio.sleep(0.05)
+    assert bench.script.aborted == []
+    bench.script.opens.set()
+    await asyncio.gather(short, third)
+    assert len(bench.script.aborted) == 1
 
 
-def test_a_bounded_wait_bounds_a_server_that_stalls():
-    async def test(bench: Bench) -> None:
-        bench.script.opens.clear()
+@on_bench()
+async def test_a_bounded_wait_bounds_a_server_that_stalls(bench: Bench):
+    bench.script.opens.clear()
 
-        async def bounded(name: int) -> None:
-            async with asyncio.timeout(0.2):
-                await bench.post(name)
+    async def bounded(name: int) -> None:
+        async with asyncio.timeout(0.2):
+            await bench.post(name)
 
-        errors = await asyncio.gather(*map(bounded, range(3)), return_exceptions=True)
-        assert [type(error) for error in errors] == [TimeoutError] * 3
-        await until(lambda: not bench.batcher._tasks)
-        bench.script.opens.set()
-
-    on_bench(test)
+    errors = await asyncio.gather(*map(bounded, range(3)), return_exceptions=True)
+    assert [type(error) for error in errors] == [TimeoutError] * 3
+    await until(lambda: not bench.batcher._tasks)
+    bench.script.opens.set()
 
 
 # -- whatever happens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import time
 
@@ -53,7 +54,8 @@ def test_reading_raises_too_and_what_was_there_before_stays_readable(server, bac
         s += "x" + sgl.gen("first") + " bad " + sgl.gen("second") + sgl.gen("third")
         seen["error"] = s.error()
         seen["first"] = s["first"]
-        for read in (lambda: s["second"], lambda: s["third"], s.text, s.messages, s.sync):
+        meta = functools.partial(s.get_meta_info, "second")
+        for read in (lambda: s["second"], lambda: s["third"], s.text, s.messages, s.sync, meta):
             with pytest.raises(sgl.ProgramError, match="gen 'second'"):
                 read()
         s += "too late" + sgl.gen("fourth")

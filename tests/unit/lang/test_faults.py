@@ -1,7 +1,8 @@
 """Known faults of SGLang's frontend, which must not occur here.
 
-Those of tracing and compiled programs are in the tests of tracing and of the compiler. Some have
-modules of their own (`test_errors.py`, `test_speculation.py`, `test_hostile_server.py`).
+Others are in the tests of what they are about: silent errors (`test_errors.py`), select in a chat
+(`test_select.py`), forks of an empty prompt (`test_program.py`), several texts with reasoning
+(`test_reasoning.py`), tracing, compiled programs and speculation.
 """
 
 from __future__ import annotations
@@ -31,38 +32,7 @@ def fails_after(server, text, status=500):
     )
 
 
-# --- 1: errors are silent -----------------------------------------------------------------------
-
-
-def test_run_does_not_return_normally_after_a_failed_call(server):
-    fails_after(server, "x")
-
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-
-    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*the engine is dead") as caught:
-        program.run()
-    assert caught.value.operation == "gen 'a'"
-    assert isinstance(caught.value.__cause__, sgl.BackendError)
-
-
-def test_text_after_a_failed_operation_does_not_hang(server):
-    fails_after(server, "x")
-    got = []
-
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-        for read in (s.text, s.messages, s.sync, lambda: s["a"], lambda: s.get_meta_info("a")):
-            with pytest.raises(sgl.ProgramError, match="gen 'a'"):
-                read()
-            got.append(read)
-
-    started = time.monotonic()
-    program.run()
-    assert len(got) == 5
-    assert time.monotonic() - started < 5
+# --- 1: errors ----------------------------------------------------------------------------------
 
 
 def test_an_error_can_cross_to_another_process(server):
@@ -220,41 +190,6 @@ def test_select_prefers_neither_the_longest_nor_the_shortest_choice(server, orde
     assert program.run()["pick"] == "okay then, if you really must"
     server.logprob = lambda token, position: -1.0
     assert program.run()["pick"] == choices[0]  # a tie
-
-
-def test_select_works_in_a_chat(server):
-    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("Well?") + sgl.assistant("So: " + sgl.select("pick", ["no", "yes"]))
-
-    assert program.run()["pick"] == "yes"
-
-
-# --- 8: forks of nothing, n > 1 with reasoning (test_reasoning.py), several images (test_media.py)
-
-
-def test_an_empty_prompt_can_be_forked(server):
-    @sgl.function
-    def program(s):
-        forks = s.fork(2)
-        forks += lambda i: "y" * i + sgl.gen("a")
-        forks.join()
-
-    assert program.run()["a"] == ["[0]", "[1]"]
-    assert server.hints == []
-
-
-def test_in_sglang_separate_reasoning_breaks_with_several_texts(server):
-    server.reply = lambda prompt: "<think>hm</think>yes"
-
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.separate_reasoning(sgl.gen("a", n=2))
-
-    state = program.run()
-    assert (state["a"], state["a_reasoning_content"]) == (["yes", "yes"], ["hm", "hm"])
 
 
 # --- 9: posting a list is faster than run_batch -------------------------------------------------

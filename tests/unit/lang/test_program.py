@@ -472,18 +472,6 @@ def test_a_group_takes_one_value_a_list_or_a_function():
     assert program.run().ret_value == ["same one0", "same two1"]
 
 
-def test_join_can_append_the_branches_texts(server):
-    @sgl.function
-    def program(s):
-        s += "x"
-        forks = s.fork(2)
-        forks += lambda i: f" {i}:" + sgl.gen("b")
-        forks.join("concate_and_append")
-        s += " end"
-
-    assert program.run().text() == "x 0:[4] 1:[4] end"
-
-
 def test_branches_fork_again(server):
     @sgl.function
     def program(s):

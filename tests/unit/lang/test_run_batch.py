@@ -176,31 +176,6 @@ def test_a_progress_bar_counts_to_the_end(capsys):
     assert "3/3" in capsys.readouterr().err
 
 
-def test_a_batch_is_not_slower_than_posting_its_prompts_by_more_than_a_small_overhead(server):
-    """Compared with the same calls of the openai client; generous, because machines vary."""
-    import openai
-
-    server.latency_s = 0.05
-
-    async def by_hand():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-            await client.models.list()
-            calls = [
-                client.completions.create(model="fake", prompt=item["q"], max_tokens=5)
-                for item in questions(100)
-            ]
-            return await asyncio.gather(*calls)
-
-    ask.run_batch(questions(5))
-    started = time.monotonic()
-    asyncio.run(by_hand())
-    by_hand_s = time.monotonic() - started
-    started = time.monotonic()
-    ask.run_batch(questions(100))
-    batch_s = time.monotonic() - started
-    assert batch_s < 1.5 * by_hand_s + 0.5
-
-
 def test_the_iterator_does_not_keep_the_states_that_it_has_given(backend):
     states, alive = [], []
     for state in ask.run_batch(questions(30), generator_style=True, num_threads=2):

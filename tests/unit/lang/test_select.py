@@ -68,11 +68,6 @@ def test_a_tie_is_won_by_the_first_choice():
     assert choose("Q:", ["one", "two", "six"])["pick"] == "one"
 
 
-def test_a_logprob_of_zero_is_not_a_missing_one(server):
-    server.logprob = lambda token, position: 0.0 if chr(token) == "b" else -1.0
-    assert choose("Q:", ["a", "b"])["pick"] == "b"
-
-
 def test_select_on_an_empty_prompt_scores_after_the_beginning_token(server):
     server.logprob = lambda token, position: -float(token)
     assert choose("", ["b", "a"])["pick"] == "a"
