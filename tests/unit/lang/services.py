@@ -7,12 +7,17 @@ broken connection.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+import types
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import openai
+import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -196,3 +201,35 @@ def _anthropic_events(service: Service, body: dict[str, Any], text: str) -> Iter
 
 
 ANTHROPIC_ROUTES: dict[str, Answer] = {"/v1/messages": _anthropic}
+
+
+# --- LiteLLM ---------------------------------------------------------------------------------
+
+
+async def _acompletion(
+    *, model: str, timeout: float, num_retries: int, api_key: Any = None, **options: Any
+) -> Any:
+    client = openai.AsyncOpenAI(
+        api_key=api_key or "none",
+        base_url=options.pop("base_url"),
+        timeout=timeout,
+        max_retries=num_retries,
+    )
+    answer = await client.chat.completions.create(model=model.removeprefix("openai/"), **options)
+    if options.get("stream"):
+        vars(answer)["aclose"] = answer.close
+    return answer
+
+
+@contextmanager
+def litellm_or_a_stand_in() -> Iterator[None]:
+    """LiteLLM, or where it is not installed a module that sends its arguments with the official
+    openai client. LiteLLM needs an older openai package than vLLM, so the two are rarely installed
+    together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are in the network
+        if importlib.util.find_spec("litellm") is None:
+            standing_in = types.ModuleType("litellm")
+            vars(standing_in).update(acompletion=_acompletion)
+            patch.setitem(sys.modules, "litellm", standing_in)
+        yield

@@ -9,29 +9,9 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest
+from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
-
-
-class Scripted(Backend):
-    """Answers with increasing numbers, records its requests, and passes pieces to `watch`."""
-
-    name = "scripted"
-    tells_tokens = True
-
-    def __init__(self, text: str = "answer{}") -> None:
-        self.text = text
-        self.requests: list[GenRequest] = []
-
-    async def generate(self, request: GenRequest) -> GenAnswer:
-        self.requests.append(request)
-        text = self.text.format(len(self.requests))
-        if request.watch is not None:
-            for index, piece in enumerate(text):
-                request.watch(piece, index + 1)
-        return GenAnswer((Generated(text, "stop"),), sgl.Usage(calls=1))
 
 
 @pytest.mark.parametrize("name", ["state", "run", "index"])
@@ -81,16 +61,6 @@ def test_a_tool_that_reads_its_own_prompt_is_refused_instead_of_hanging(kind):
         (program if kind == "plain" else program_async).run()
 
 
-def test_a_tool_may_read_what_was_there_before_it():
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-        s += sgl.tool("t", lambda: s["a"] + "!")
-
-    state = program.run()
-    assert state["t"] == state["a"] + "!"
-
-
 def test_the_error_of_a_program_inside_a_tool_names_the_tool(server):
     server.fault = lambda path, body: (
         JSONResponse({"error": {"message": "no"}}, 400) if path.endswith("completions") else None
@@ -109,7 +79,7 @@ def test_the_error_of_a_program_inside_a_tool_names_the_tool(server):
 
 
 def test_an_image_ends_what_was_generated_ahead():
-    backend = Scripted("one\ntwo\nthree\n")
+    backend = ScriptedBackend(reply=lambda _: "one\ntwo\nthree\n")
 
     @sgl.function(num_api_spec_tokens=50)
     def program(s):
@@ -127,7 +97,8 @@ def test_a_readers_text_is_that_of_one_variable_even_if_its_name_is_given_again(
     def program(s):
         s += sgl.gen("x") + sgl.gen("x")
 
-    state = program.run(backend=Scripted(), stream=True)
+    answers = iter(["answer1", "answer2"])
+    state = program.run(backend=ScriptedBackend(reply=lambda _: next(answers)), stream=True)
     text = "".join(state.text_iter("x"))
     assert text in ("answer1", "answer2")
     state.sync()

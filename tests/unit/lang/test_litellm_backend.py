@@ -1,52 +1,20 @@
 """The LiteLLM backend against a scripted service.
 
-LiteLLM needs an older openai package than vLLM, so the two are rarely installed together. If it is
-missing, a module of two dozen lines takes its place and sends its arguments with the official
-openai client. The tests then check the calls to LiteLLM, not LiteLLM itself.
+If LiteLLM is missing, the tests check the calls to it (`litellm_or_a_stand_in`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import sys
-import types
-
-import openai
 import pydantic
 import pytest
 
 import sgl_vllm as sgl
-from tests.unit.lang.services import OPENAI_ROUTES, Service, error, serving
-
-
-async def _acompletion(*, model, timeout, num_retries, api_key=None, base_url=None, **options):
-    client = openai.AsyncOpenAI(
-        api_key=api_key or "none", base_url=base_url, timeout=timeout, max_retries=num_retries
-    )
-    answer = await client.chat.completions.create(model=model.removeprefix("openai/"), **options)
-    return _Stream(answer) if options.get("stream") else answer
-
-
-class _Stream:
-    def __init__(self, stream):
-        self._stream = stream
-
-    def __aiter__(self):
-        return self._stream.__aiter__()
-
-    async def aclose(self):
-        await self._stream.close()
+from tests.unit.lang.services import OPENAI_ROUTES, Service, litellm_or_a_stand_in, serving
 
 
 @pytest.fixture(autouse=True, scope="module")
 def litellm():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are in the network
-        if importlib.util.find_spec("litellm") is None:
-            standing_in = types.ModuleType("litellm")
-            vars(standing_in).update(acompletion=_acompletion)
-            patch.setitem(sys.modules, "litellm", standing_in)
+    with litellm_or_a_stand_in():
         yield
 
 
@@ -90,33 +58,10 @@ def test_a_chat_is_sent_without_what_is_at_its_default(service, backend):
     assert service.requests[0][2]["authorization"] == "Bearer key"
 
 
-def test_usage_is_read(service, backend):
-    usage = ask.run("Why?").usage
-    assert (usage.prompt_tokens, usage.cached_prompt_tokens) == (10, 4)
-    assert (usage.completion_tokens, usage.calls) == (4, 1)
-
-
-def test_text_is_streamed(service, backend):
-    service.reply = lambda body: "one two three"
-    state = ask.run("Count.", stream=True)
-    assert "".join(state.text_iter("answer")) == "one two three"
-    assert service.body["stream"] is True
-
-
-def test_a_stop_pattern_ends_the_stream(service, backend):
-    service.reply = lambda body: "abc123" * 50
-    assert ask.run("Go.", stop_regex=r"\d")["answer"] == "abc"
-
-
 def test_a_json_schema_is_a_response_format(service, backend):
     service.reply = lambda body: '{"name": "Ada", "age": 36}'
     assert ask.run("Who?", json_schema=Person)["answer"] == Person(name="Ada", age=36)
     assert service.body["response_format"]["type"] == "json_schema"
-
-
-def test_a_select_lets_the_model_choose(service, backend):
-    service.reply = lambda body: '{"choice": "b"}'
-    assert ask.run("Which?", choices=["a", "b"])["answer"] == "b"
 
 
 @pytest.mark.parametrize(
@@ -136,32 +81,3 @@ def test_a_prompt_without_roles_is_refused(backend):
 
     with pytest.raises(sgl.ProgramError, match="without roles"):
         plain.run()
-
-
-def test_a_rejected_key_is_reported(service, backend):
-    service.fault = lambda body: error(401, "invalid key")
-    with pytest.raises(sgl.ProgramError, match=r"rejected the api_key: .*LiteLLM\(..., api_key="):
-        ask.run("Why?")
-
-
-@pytest.mark.parametrize("status", [400, 404])
-def test_what_the_service_says_is_passed_on(service, backend, status):
-    service.fault = lambda body: error(status, "no such model")
-    with pytest.raises(sgl.ProgramError, match=rf"answered {status}: .*no such model"):
-        ask.run("Why?")
-
-
-def test_too_many_requests_are_tried_again(service):
-    left = iter([error(429, "slow down")])
-    service.fault = lambda body: next(left, None)
-    assert ask.run("Why?", backend=backend_of(service, max_retries=1))["answer"] == "fine"
-    assert len(service.requests) == 2
-
-
-def test_a_service_that_stalls_is_left_after_the_timeout(service):
-    async def stall(body):
-        await asyncio.sleep(20)
-
-    service.fault = stall
-    with pytest.raises(sgl.ProgramError, match=r"did not answer within 0\.5 s"):
-        ask.run("Why?", backend=backend_of(service, timeout_s=0.5))

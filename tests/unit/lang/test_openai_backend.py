@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import time
 
 import pydantic
 import pytest
@@ -286,12 +284,6 @@ def test_text_is_streamed(service, chat, completer, kind):
     assert state.usage.completion_tokens == len("one two three")
 
 
-def test_a_stop_pattern_ends_the_stream(service, chat):
-    service.reply = lambda body: "abc123" * 50
-    state = ask.run("Go.", stop_regex=r"\d", backend=chat)
-    assert state["answer"] == "abc"
-
-
 SIX = ("#", "@", "%", "&", "END", "four")
 
 
@@ -322,24 +314,6 @@ def test_four_stop_texts_are_left_to_the_service(service, chat):
     ask.run("Go.", stop=SIX[:4], backend=chat)
     assert service.body["stop"] == list(SIX[:4])
     assert "stream" not in service.body
-
-
-@pytest.mark.parametrize("rudely", [False, True])
-def test_a_stream_that_breaks_off_is_an_error(service, chat, rudely):
-    service.break_off_rudely = rudely
-    service.reply, service.break_off_after = lambda body: "one two three", 2
-    with pytest.raises(sgl.ProgramError, match="stopped in the middle"):
-        ask.run("Count.", stop_regex="never", backend=chat)
-
-
-def test_an_error_within_a_stream_is_reported(service, chat):
-    service.fault = lambda body: PlainTextResponse(
-        'data: {"error": {"message": "the model fell over"}}\n\n', media_type="text/event-stream"
-    )
-    with pytest.raises(
-        sgl.ProgramError, match=r"ended its answer with an error: the model fell over"
-    ):
-        ask.run("Count.", stop_regex="never", backend=chat)
 
 
 # --- what it lacks -------------------------------------------------------------------------------
@@ -419,30 +393,6 @@ def test_a_chat_chooses_within_a_schema_and_says_so_once(service, chat, caplog):
     assert [r.message for r in caplog.records if "lets the model choose" in r.message][1:] == []
     assert state.get_meta_info("pick")["scores"] in ([], ())
     assert state.usage.calls == 1
-
-
-def test_a_model_that_takes_no_temperature_chooses_without(service, chat):
-    service.reply = lambda body: '{"choice": "b"}'
-    service.fault = lambda body: (
-        error(400, "temperature does not support 0") if "temperature" in body else None
-    )
-    assert pick.run(["a", "b"], backend=chat)["pick"] == "b"
-
-
-@pytest.mark.parametrize("said", ['{"choice": "c"}', "{}", "[]"])
-def test_a_choice_that_is_none_is_an_error(service, chat, said):
-    service.reply = lambda body: said
-    with pytest.raises(sgl.ProgramError, match="none of the choices"):
-        pick.run(["a", "b"], backend=chat)
-
-
-@pytest.mark.parametrize(
-    "method", [sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized]
-)
-def test_methods_that_need_scores_are_refused_on_a_chat(service, chat, method):
-    with pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"):
-        pick.run(["a", "b"], method, backend=chat)
-    assert service.requests == []
 
 
 def test_a_recorded_chat_refuses_the_same_methods(service, chat, tmp_path):
@@ -539,50 +489,6 @@ def test_a_missing_key_and_a_wrong_one_are_different_errors(service, monkeypatch
     with pytest.raises(sgl.ProgramError, match="rejected the api_key"):
         ask.run("Why?", backend=OpenAI("m", base_url=f"{service.url}/v1", api_key="wrong"))
     assert service.requests[-1][2]["authorization"] == "Bearer wrong"
-
-
-@pytest.mark.parametrize("status", [400, 404, 500])
-def test_what_the_service_says_is_passed_on(service, chat, status):
-    service.fault = lambda body: error(status, "no such model")
-    with pytest.raises(sgl.ProgramError, match=f"answered {status}: no such model") as caught:
-        ask.run("Why?", backend=chat)
-    assert isinstance(caught.value.__cause__, sgl.BackendError)
-    assert caught.value.__cause__.status == status
-
-
-def test_too_many_requests_are_tried_again(service):
-    left = iter([error(429, "slow down"), error(503, "busy")])
-    service.fault = lambda body: next(left, None)
-    backend = OpenAI("m", base_url=f"{service.url}/v1", max_retries=2)
-    assert ask.run("Why?", backend=backend)["answer"] == "fine"
-    assert len(service.requests) == 3
-
-
-@pytest.mark.parametrize(
-    "garbage", ["<html>", "{", "[1]", '{"choices": []}', '{"choices": [{"message": 1}]}']
-)
-def test_an_answer_that_cannot_be_read_is_an_error(service, chat, garbage):
-    service.fault = lambda body: PlainTextResponse(garbage, media_type="application/json")
-    with pytest.raises(sgl.ProgramError, match="cannot be read"):
-        ask.run("Why?", backend=chat)
-
-
-def test_a_service_that_stalls_is_left_after_the_timeout(service):
-    async def stall(body):
-        await asyncio.sleep(20)
-
-    service.fault = stall
-    backend = OpenAI("m", base_url=f"{service.url}/v1", timeout_s=0.3, max_retries=0)
-    begun_s = time.monotonic()
-    with pytest.raises(sgl.ProgramError, match=r"did not answer within 0\.3 s"):
-        ask.run("Why?", backend=backend)
-    assert time.monotonic() - begun_s < 5
-
-
-def test_an_address_without_a_server_is_an_error_that_names_it():
-    backend = OpenAI("m", base_url="http://127.0.0.1:9/v1", max_retries=0)
-    with pytest.raises(sgl.ProgramError, match=r"no answer from the server at .*is base_url right"):
-        ask.run("Why?", backend=backend)
 
 
 def test_what_only_a_server_of_ones_own_has_is_refused(chat):

@@ -1,0 +1,200 @@
+"""What all hosted services have in common: streams, retries, errors, and choices without scores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.responses import PlainTextResponse
+
+import sgl_vllm as sgl
+from tests.unit.lang.services import (
+    ANTHROPIC_ROUTES,
+    OPENAI_ROUTES,
+    Service,
+    error,
+    litellm_or_a_stand_in,
+    serving,
+)
+
+Make = Callable[..., sgl.Backend]
+
+MAKERS: dict[str, Callable[..., sgl.Backend]] = {
+    "OpenAI": lambda url, **options: sgl.OpenAI("m", base_url=f"{url}/v1", **options),
+    "Anthropic": lambda url, **options: sgl.Anthropic("m", base_url=url, **options),
+    "LiteLLM": lambda url, **options: sgl.LiteLLM("openai/m", base_url=f"{url}/v1", **options),
+}
+BUT_LITELLM = pytest.mark.parametrize("kind", ["OpenAI", "Anthropic"], indirect=True)
+
+
+@pytest.fixture(params=[*MAKERS])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "Anthropic":
+        pytest.importorskip("anthropic")
+    return str(request.param)
+
+
+@pytest.fixture
+def service(kind: str) -> Iterator[Service]:
+    finish = "end_turn" if kind == "Anthropic" else "stop"
+    routes = ANTHROPIC_ROUTES if kind == "Anthropic" else OPENAI_ROUTES
+    with litellm_or_a_stand_in(), serving(Service(finish=finish), routes) as service:
+        yield service
+
+
+@pytest.fixture
+def make(kind: str, service: Service) -> Make:
+    """Makes a backend for the service, which is also the default one."""
+
+    def made(**options: Any) -> sgl.Backend:
+        backend = MAKERS[kind](
+            service.url, **{"api_key": "key", "timeout_s": 10, "max_retries": 0, **options}
+        )
+        sgl.set_default_backend(backend)
+        return backend
+
+    made()
+    return made
+
+
+@sgl.function
+def ask(s, question, **options):
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("answer", **options))
+
+
+@sgl.function
+def pick(s, method=None):
+    s += sgl.user("Which?")
+    s += sgl.assistant(sgl.select("pick", ["a", "b"], choices_method=method))
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def test_text_is_streamed(service, make):
+    service.reply = lambda body: "one two three"
+    state = ask.run("Count.", stream=True)
+    assert "".join(state.text_iter("answer")) == "one two three"
+    state.sync()
+    assert service.body["stream"] is True
+    assert (state.usage.prompt_tokens, state.usage.calls) == (10, 1)
+    assert state.usage.completion_tokens > 0
+
+
+def test_a_stop_pattern_ends_the_stream(service, make):
+    service.reply = lambda body: "abc123" * 50
+    assert ask.run("Go.", stop_regex=r"\d")["answer"] == "abc"
+
+
+@BUT_LITELLM
+@pytest.mark.parametrize("rudely", [False, True])
+def test_a_stream_that_breaks_off_is_an_error(service, make, rudely):
+    service.break_off_rudely = rudely
+    service.reply, service.break_off_after = lambda body: "one two three", 2
+    with pytest.raises(sgl.ProgramError, match="stopped in the middle"):
+        ask.run("Count.", stop_regex="never")
+
+
+@BUT_LITELLM
+def test_an_error_within_a_stream_is_reported(kind, service, make):
+    said = '{"type": "error", "error": {"type": "overloaded_error", "message": "it fell over"}}'
+    event = "event: error\n" if kind == "Anthropic" else ""
+    service.fault = lambda body: PlainTextResponse(
+        f"{event}data: {said}\n\n", media_type="text/event-stream"
+    )
+    with pytest.raises(sgl.ProgramError, match="it fell over"):
+        ask.run("Count.", stop_regex="never")
+
+
+# --- choices -------------------------------------------------------------------------------------
+
+
+def chooses(kind: str, service: Service, document: str) -> None:
+    service.reply = lambda body: document
+    if kind == "Anthropic":
+        service.finish = "tool_use"
+
+
+def test_the_model_chooses_without_a_temperature_if_it_takes_none(kind, service, make):
+    chooses(kind, service, '{"choice": "b"}')
+    assert pick.run()["pick"] == "b"
+    assert service.body["temperature"] == 0.0
+    service.fault = lambda body: (
+        error(400, "temperature may not be set for this model") if "temperature" in body else None
+    )
+    assert pick.run()["pick"] == "b"
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize("said", ['{"choice": "c"}', "{}", "[]"])
+def test_a_choice_that_is_none_is_an_error(kind, service, make, said):
+    chooses(kind, service, said)
+    with pytest.raises(sgl.ProgramError, match="none of the choices"):
+        pick.run()
+
+
+@pytest.mark.parametrize(
+    "method", [sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized]
+)
+def test_methods_that_need_scores_are_refused(service, make, method):
+    with pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"):
+        pick.run(method)
+    assert service.requests == []
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def test_a_wrong_key_is_reported_as_rejected(service, make):
+    service.fault = lambda body: error(401, "invalid key")
+    with pytest.raises(sgl.ProgramError, match=r"rejected the api_key: .*api_key="):
+        ask.run("Why?")
+
+
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_what_the_service_says_is_passed_on(service, make, status):
+    service.fault = lambda body: error(status, "no such model")
+    with pytest.raises(sgl.ProgramError, match=f"answered {status}: .*no such model") as caught:
+        ask.run("Why?")
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
+    assert caught.value.__cause__.status == status
+
+
+def test_too_many_requests_are_tried_again(service, make):
+    left = iter([error(429, "slow down"), error(503, "busy")])
+    service.fault = lambda body: next(left, None)
+    assert ask.run("Why?", backend=make(max_retries=2))["answer"] == "fine"
+    assert len(service.requests) == 3
+
+
+@BUT_LITELLM
+@pytest.mark.parametrize(
+    "garbage",
+    ["<html>", "{", "[1]", "{}", '{"stop_reason": "x", "choices": [{"message": 1}]}'],
+)
+def test_an_answer_that_cannot_be_read_is_an_error(service, make, garbage):
+    service.fault = lambda body: PlainTextResponse(garbage, media_type="application/json")
+    with pytest.raises(sgl.ProgramError, match="cannot be read"):
+        ask.run("Why?")
+
+
+def test_a_service_that_stalls_is_left_after_the_timeout(service, make):
+    async def stall(body):
+        await asyncio.sleep(20)
+
+    service.fault = stall
+    begun_s = time.monotonic()
+    with pytest.raises(sgl.ProgramError, match=r"did not answer within 0\.3 s"):
+        ask.run("Why?", backend=make(timeout_s=0.3))
+    assert time.monotonic() - begun_s < 10
+
+
+@BUT_LITELLM
+def test_an_address_without_a_server_is_an_error_that_names_it(kind):
+    backend = MAKERS[kind]("http://127.0.0.1:9", api_key="k", max_retries=0)
+    with pytest.raises(sgl.ProgramError, match=r"no answer from .* at http://127.0.0.1:9"):
+        ask.run("Why?", backend=backend)
