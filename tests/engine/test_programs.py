@@ -53,8 +53,8 @@ class Case:
 
 def tiny(num_blocks: int, block_size: int = 32, chunk: int = 96, **more: Any) -> Setting:
     """A cache of hardly more than the longest request, and prefill in chunks."""
-    sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_num_batched_tokens": chunk}
-    return Setting(more.pop("plugin", {}), **sizes, **more)
+    more |= {"num_blocks": num_blocks, "block_size": block_size, "max_num_batched_tokens": chunk}
+    return Setting(more.pop("plugin", {}), **more)
 
 
 EXACT = {"jump_mode": "exact"}

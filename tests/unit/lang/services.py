@@ -217,7 +217,7 @@ async def _acompletion(
     )
     answer = await client.chat.completions.create(model=model.removeprefix("openai/"), **options)
     if options.get("stream"):
-        vars(answer)["aclose"] = answer.close
+        setattr(answer, "aclose", answer.close)  # noqa: B010 - openai's type has no such name
     return answer
 
 
