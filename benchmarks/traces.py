@@ -99,13 +99,10 @@ class Trace:
 
 def without_hints(trace: Trace) -> Trace:
     """The same programs, which tell the plugin nothing."""
-    programs = (
-        dataclasses.replace(
-            program,
-            calls=tuple(dataclasses.replace(call, hints={}) for call in program.calls),
-        )
-        for program in trace.programs
-    )
+    programs = []
+    for program in trace.programs:
+        calls = tuple(dataclasses.replace(call, hints={}) for call in program.calls)
+        programs.append(dataclasses.replace(program, calls=calls))
     return Trace(trace.name, tuple(programs))
 
 
@@ -132,9 +129,8 @@ def with_span(trace: Trace, span_s: float, seed: int) -> Trace:
 
 def _stretched(program: Program, factor: float) -> Program:
     calls = (dataclasses.replace(call, think_s=factor * call.think_s) for call in program.calls)
-    return dataclasses.replace(
-        program, calls=tuple(calls), arrival_s=factor * (program.arrival_s or 0.0)
-    )
+    arrival_s = factor * (program.arrival_s or 0.0)
+    return dataclasses.replace(program, calls=tuple(calls), arrival_s=arrival_s)
 
 
 # -- recorded -----------------------------------------------------------------------------------
@@ -251,15 +247,6 @@ def _thinking_chat(writer: _Writer) -> Iterator[Program]:
     return _conversations(writer, (80, 400), lambda reply: reply[len(reply) // 2 :])
 
 
-def _few_shot(writer: _Writer) -> Iterator[Program]:
-    """Single questions of 57 subjects, in any order, each after the examples of its subject; short
-    answers. As MMLU."""
-    examples = [writer.text(500, 2500) for _ in range(57)]
-    while True:
-        prompt = _join(examples[writer.number(0, 56)], writer.text(40, 250))
-        yield Program((Call(prompt, writer.text(1, 8)),))
-
-
 def _tree_of_thought(writer: _Writer) -> Iterator[Program]:
     """3 levels, 3 wide: 39 calls. Siblings have the same prompt and differ in their replies."""
     width, num_levels = 3, 3
@@ -349,15 +336,11 @@ def _no_sharing(writer: _Writer) -> Iterator[Program]:
 
 
 GENERATORS: dict[str, Callable[[_Writer], Iterator[Program]]] = {
-    "chat": _chat,
-    "thinking_chat": _thinking_chat,
-    "tree_of_thought": _tree_of_thought,
-    "react": _react,
-    "fork_join": _fork_join,
-    "few_shot": _few_shot,
-    "compiled": _compiled,
-    "tight_cache": _tight_cache,
-    "no_sharing": _no_sharing,
+    one.__name__.removeprefix("_"): one
+    for one in (
+        *(_chat, _thinking_chat, _tree_of_thought, _react, _fork_join),
+        *(_compiled, _tight_cache, _no_sharing),
+    )
 }
 
 

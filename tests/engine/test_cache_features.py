@@ -196,8 +196,6 @@ def test_an_abort_leaves_what_was_computed(engine, num_steps, expected):
     assert in_tree(engine, tokens) == expected
 
 
-
-
 @pytest.mark.parametrize("defer_block_free", [False, True])
 def test_an_abort_during_a_forward_pass_leaves_what_earlier_ones_computed(
     engine, monkeypatch, defer_block_free
