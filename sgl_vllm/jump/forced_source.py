@@ -18,12 +18,12 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from sgl_vllm.jump.counters import JumpCounters
 from sgl_vllm.jump.part import least_run, shows_end
 from sgl_vllm.jump.unique import UniqueTokens
 from sgl_vllm.protocol.quoting import quoted
 
 if TYPE_CHECKING:
-    from sgl_vllm.jump.jump import JumpCounters
     from sgl_vllm.jump.refused import RefusedTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")

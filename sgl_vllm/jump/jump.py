@@ -29,7 +29,6 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
@@ -40,38 +39,15 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.counters import counter
 from sgl_vllm.jump import part
 from sgl_vllm.jump.connectors import UnseenJumps
+from sgl_vllm.jump.counters import JumpCounters
 from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.refused import RefusedTokens
 from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.jump.short_runs import ShortRuns
 from sgl_vllm.jump.unsent import UnsentTokens, num_before_end
-
-
-@dataclass(slots=True)
-class JumpCounters:
-    """Jumps since start."""
-
-    jumps: int = counter("Runs of forced tokens appended to an output.", unit="runs")
-    forced_tokens: int = counter("Tokens in these runs.", unit="tokens")
-    stale_tokens: int = counter(
-        "Tokens sampled by a forward pass that was in flight at a jump, and dropped.",
-        unit="tokens",
-    )
-    held_passes: int = counter(
-        "Passes that waited for the one in flight, because forced text was expected after it.",
-        unit="passes",
-    )
-    released_when_stuck: int = counter(
-        "Jumped requests whose blocks were released because nothing else could run.",
-        unit="requests",
-    )
-    errors: int = counter(
-        "Unexpected errors in a jump. Each is in the log.", unit="errors", metric="jump_errors"
-    )
 
 
 class JumpListener(Protocol):

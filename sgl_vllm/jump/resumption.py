@@ -12,7 +12,6 @@ a step that could schedule nothing must release one of them.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 from vllm.v1.core.sched.interface import PauseState
@@ -21,9 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.jump.connectors import UnseenJumps
-
-if TYPE_CHECKING:
-    from sgl_vllm.jump.jump import JumpCounters
+from sgl_vllm.jump.counters import JumpCounters
 
 
 class JumpedRequests:

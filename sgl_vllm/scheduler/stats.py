@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
-from sgl_vllm.jump.jump import JumpCounters
+from sgl_vllm.jump.counters import JumpCounters
 from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.misses import MissCounters
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges

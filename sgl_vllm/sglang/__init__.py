@@ -163,8 +163,8 @@ def _make(name: str) -> None:
     module.__all__ = sorted(module.homes)
     sys.modules[path] = module
     parent, _, last = path.rpartition(".")
-    if not hasattr(sys.modules[parent], last):  # `sglang.global_config` is the settings themselves
-        setattr(sys.modules[parent], last, module)
+    # `sglang.global_config` is the settings themselves.
+    vars(sys.modules[parent]).setdefault(last, module)
 
 
 for _name in _MODULES:

@@ -17,7 +17,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-from sgl_vllm.jump.jump import JumpCounters
+from sgl_vllm.jump.counters import JumpCounters
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_pressure import PATTERNS

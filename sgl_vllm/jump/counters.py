@@ -1,0 +1,30 @@
+"""What jumps count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_vllm.counters import counter
+
+
+@dataclass(slots=True)
+class JumpCounters:
+    """Jumps since start."""
+
+    jumps: int = counter("Runs of forced tokens appended to an output.", unit="runs")
+    forced_tokens: int = counter("Tokens in these runs.", unit="tokens")
+    stale_tokens: int = counter(
+        "Tokens sampled by a forward pass that was in flight at a jump, and dropped.",
+        unit="tokens",
+    )
+    held_passes: int = counter(
+        "Passes that waited for the one in flight, because forced text was expected after it.",
+        unit="passes",
+    )
+    released_when_stuck: int = counter(
+        "Jumped requests whose blocks were released because nothing else could run.",
+        unit="requests",
+    )
+    errors: int = counter(
+        "Unexpected errors in a jump. Each is in the log.", unit="errors", metric="jump_errors"
+    )
