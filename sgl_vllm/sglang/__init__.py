@@ -148,6 +148,13 @@ class _Module(types.ModuleType):
         setattr(self, name, value)
         return value
 
+    def add(self, name: str, module: types.ModuleType) -> None:
+        """Make a submodule an attribute."""
+        setattr(self, name, module)
+
+
+_made: dict[str, _Module] = {}
+
 
 def _make(name: str) -> None:
     """Register one module of the table as if it had been imported."""
@@ -162,9 +169,12 @@ def _make(name: str) -> None:
             module.homes[given] = (home, there or given)
     module.__all__ = sorted(module.homes)
     sys.modules[path] = module
-    parent, _, last = path.rpartition(".")
-    # `sglang.global_config` is the settings themselves.
-    vars(sys.modules[parent]).setdefault(last, module)
+    parent, _, last = name.rpartition(".")
+    if parent:
+        _made[parent].add(last, module)
+    else:
+        globals().setdefault(last, module)  # `sglang.global_config` is the settings themselves
+    _made[name] = module
 
 
 for _name in _MODULES:
