@@ -26,6 +26,16 @@ pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
         ("deepseek-r1", "<think>hm</think>yes", "hm", "yes"),
         ("kimi", "◁think▷hm◁/think▷yes", "hm", "yes"),
         ("Qwen3", "<think>hm</think>yes", "hm", "yes"),
+        ("gpt-oss", "analysishmassistantfinalyes", "hm", "yes"),
+        ("kimi_k2", "<think>hm</think>yes", "hm", "yes"),
+        ("mimo", "<think>hm</think>yes", "hm", "yes"),
+        ("minimax", "hm</think>yes", "hm", "yes"),
+        ("minimax", "hm, cut off", "hm, cut off", ""),
+        ("step3p5", "hm, cut off", "hm, cut off", ""),
+        ("mistral", "[THINK]hm[/THINK]yes", "hm", "yes"),
+        ("nemotron_3", "<think>hm</think>yes", "hm", "yes"),
+        ("interns1", "<think>hm</think>yes", "hm", "yes"),
+        ("interns1", "yes", "", "yes"),
     ],
 )
 def test_the_reasoning_is_split_off_where_the_family_of_models_writes_it(

@@ -43,16 +43,6 @@ def test_text_before_the_first_turn_begins_it(server: FakeServer, endpoint) -> N
     assert sorted(sent) == ["Be brief. One?", "Be brief. Two?"]
 
 
-def test_the_language_itself_still_refuses_text_outside_of_turns(server, endpoint) -> None:
-    @core.function
-    def chat(s):
-        s += core.user("Hello.")
-        s += " More."
-
-    with pytest.raises(core.ProgramError, match="text outside of a turn"):
-        chat.run()
-
-
 # --- join ----------------------------------------------------------------------------------------
 
 
@@ -328,34 +318,6 @@ def test_the_executor_shows_what_has_run(server: FakeServer, endpoint) -> None:
     assert executor.meta_info["answer"]["finish_reason"]["type"] == "stop"
     assert (executor.cur_role, executor.error_, executor.is_finished) == (None, None, True)
     assert str(state) == "ProgramState(Hello.Hi.)"
-
-
-@pytest.mark.parametrize(
-    "model_type, text, reasoning, answer",
-    [
-        ("gpt-oss", "analysisIt is 2.assistantfinalTwo.", "It is 2.", "Two."),
-        ("kimi_k2", "<think>a</think>b", "a", "b"),
-        ("mimo", "<think>a</think>b", "a", "b"),
-        ("minimax", "a</think>b", "a", "b"),
-        ("minimax", "cut off", "cut off", ""),
-        ("step3p5", "a</think>b", "a", "b"),
-        ("mistral", "[THINK]a[/THINK]b", "a", "b"),
-        ("nemotron_3", "<think>a</think>b", "a", "b"),
-        ("interns1", "<think>a</think>b", "a", "b"),
-        ("interns1", "b", "", "b"),
-    ],
-)
-def test_reasoning_is_split_off(
-    server: FakeServer, endpoint, model_type: str, text: str, reasoning: str, answer: str
-) -> None:
-    @sgl.function
-    def program(s):
-        s += sgl.user("What is 1 + 1?")
-        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("answer"), model_type))
-
-    server.reply = lambda prompt: text
-    state = program.run()
-    assert (state["answer_reasoning_content"], state["answer"]) == (reasoning, answer)
 
 
 def test_a_json_schema_given_as_text_stays_text(server: FakeServer, endpoint) -> None:
