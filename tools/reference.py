@@ -44,7 +44,7 @@ PLACES = {
     STATE: ("state.",),
     TYPES: ("primitives.tools.", "backends.requests.", "usage.", "media.", "transcript."),
     EXPRESSIONS: ("api.", "media_api.", "choices.", "primitives."),
-    PROGRAMS: ("function.", "program.", "with_options.", "settings.", "compiler.", "planner."),
+    PROGRAMS: ("function.", "program.", "with_options.", "settings.", "planner."),
     ERRORS: ("errors.",),
     BACKENDS: ("backends.",),
     VIEWS: ("view", "graph", "trace"),

@@ -2,7 +2,8 @@
 
 Imports neither vLLM nor torch. From a program to the server, the modules are::
 
-    function, program     @function, and run, run_batch, trace, compile
+    function, program     @function, and trace, compile, reordered
+    runnable              run, run_batch, and their async variants
     api, ir, constraints  gen, select, ...: the expressions that a program appends
     state, group          the prompt `s`, its variables, and the branches of a fork
     batch, body, run      calling the function, once or for many items; what a run's streams share
@@ -10,6 +11,6 @@ Imports neither vLLM nor torch. From a program to the server, the modules are::
     execution, generation what each operation does to the prompt, on the background loop
     transcript            what a prompt holds, as immutable values
     backends              servers and services
-    tracing, compiler     programs as graphs
+    tracing, graph_run    programs as graphs, and runs of graphs
     view, views           looking at a state
 """

@@ -38,10 +38,10 @@ from sgl_vllm.lang.ir import (
     parts_of,
 )
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.media_api import audio, image, picture, speech, transcribe, video
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import Sampling, as_ids, as_patterns, as_texts
 from sgl_vllm.lang.schema_check import checked
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.protocol.request_keys import APPROXIMATE
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
 """The line after the segments of `any_order`, with `annotate=True`."""
 
 
+@deferrable
 @suggests
 def gen(
     name: str | None = None,
@@ -148,11 +149,13 @@ def gen(
     return Gen(name, sampling, constraint, parse, retries)
 
 
+@deferrable
 def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen[int]:
     """`gen` of an integer: the variable is an int. The other arguments are those of `gen`."""
     return _gen_of(int, name, max_tokens, sampling)
 
 
+@deferrable
 def gen_string(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen[str]:
     """`gen` of a string in double quotes: the variable has none. The other arguments are those of
     `gen`."""
@@ -165,6 +168,7 @@ def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dic
     return expr
 
 
+@deferrable
 @suggests
 def select(
     name: str | None = None,
@@ -200,6 +204,7 @@ def tool(
 ) -> Tool[T]: ...
 @overload
 def tool(name: str | None, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Tool[T]: ...
+@deferrable
 def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tool:
     """Call `function`, append its result as text and store the result in the variable `name`.
 
@@ -219,6 +224,7 @@ def read_only_tool(
 def read_only_tool(
     name: str | None, function: Callable[..., T], /, *args: Any, **kwargs: Any
 ) -> Tool[T]: ...
+@deferrable
 def read_only_tool(
     name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Tool:
@@ -232,6 +238,7 @@ def read_only_tool(
     return Tool(name, function, args, tuple(kwargs.items()), is_read_only=True)
 
 
+@deferrable
 @suggests
 def any_order(
     *segments: str | Expr | Sequence[str | Expr],
@@ -359,15 +366,3 @@ def assistant_begin() -> RoleBegin:
 def assistant_end() -> RoleEnd:
     """Close an assistant turn."""
     return RoleEnd("assistant")
-
-
-MAKERS: dict[str, Callable[..., Any]] = {
-    f"sgl.{maker.__name__}": maker
-    for maker in (
-        *(gen, gen_int, gen_string, select, var, tool, read_only_tool, any_order),
-        *(image, video, audio, speech, picture, transcribe, separate_reasoning),
-        *(system, system_begin, system_end, user, user_begin, user_end),
-        *(assistant, assistant_begin, assistant_end),
-    )
-}
-"""Every function that makes expressions, by its name in the graph of a traced program."""

@@ -7,24 +7,24 @@ checked any further. `ProgramWithOptions` keeps options and arguments apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 # Any: arguments of the user's function
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.program import Program
 
 P = ParamSpec("P", default=...)
 """The parameters of a program without `s`."""
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 Texts: TypeAlias = str | Sequence[str] | None
+
+
+class Takes(Generic[P]):
+    """What is called with the parameters `P`."""
 
 
 class Call(Protocol[P, T_co]):
@@ -76,23 +76,12 @@ class Call(Protocol[P, T_co]):
 if TYPE_CHECKING:
 
     class called_with_options(Generic[T_co]):
-        """Makes a method of `Program` a `Call`."""
+        """Makes a method of a program a `Call`."""
 
         def __init__(self, method: Callable[..., T_co]) -> None: ...
-        def __get__(self, program: Program[P, Any], owner: object) -> Call[P, T_co]: ...
+        def __get__(self, program: Takes[P], owner: object) -> Call[P, T_co]: ...
 
 else:
 
     def called_with_options(method):
         return method
-
-
-class Decorator(Protocol):
-    """``@function()``, with or without options of its own."""
-
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]], /
-    ) -> Program[P, R]: ...
-    @overload
-    def __call__(self, func: Callable[Concatenate[ProgramState, P], R], /) -> Program[P, R]: ...

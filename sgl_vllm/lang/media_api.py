@@ -15,14 +15,17 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import SPEECH_FORMATS, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.tracing.makers import deferrable
 
 
+@deferrable
 def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image
     """Show an image: a path, an http(s) or data URL, bytes, a PIL image, or a `Media` such as the
     value of `picture`. Belongs in a turn."""
     return Show(media.read_image(path))
 
 
+@deferrable
 @suggests
 def video(path: Any, num_frames: int | None = None) -> Show:  # as image's
     """Show a video: a path, an http(s) or data URL, or bytes. Belongs in a turn. The model sees
@@ -31,6 +34,7 @@ def video(path: Any, num_frames: int | None = None) -> Show:  # as image's
     return Show(media.read_video(path, num_frames))
 
 
+@deferrable
 def audio(source: str | bytes | os.PathLike[str] | Media) -> Show:
     """Let the model hear audio: a path, an http(s) or data URL, bytes, or a `Media` such as the
     value of `speech`. Belongs in a turn.
@@ -42,6 +46,7 @@ def audio(source: str | bytes | os.PathLike[str] | Media) -> Show:
     return Show(media.read_audio(source))
 
 
+@deferrable
 @suggests
 def speech(
     name: str | None = None,
@@ -87,6 +92,7 @@ def speech(
     return SpokenGen(name, options, sampling, as_spoken)
 
 
+@deferrable
 @suggests
 def picture(
     name: str | None = None,
@@ -110,6 +116,7 @@ def picture(
     return Picture(name, ServiceOptions(model, extra_body or {}), description, size)
 
 
+@deferrable
 @suggests
 def transcribe(
     name: str | None,

@@ -1,52 +1,47 @@
-"""Programs: what `@function` makes, and the ways to run one.
+"""Programs: what `@function` makes, and what compiling makes of that.
 
-Owns the public methods of a program and their arguments. A single call is in `body.py`, many of
-them are in `batch.py`, and tracing and compiling are added by `function.py`.
+Owns what can be done with a program beside running it (`runnable.py`): fixing arguments, tracing,
+caching its prefix, compiling it, and moving its code.
 """
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import functools
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-# Any: arguments and values of the user's types
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
+# Any: arguments of the user's function
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
-from sgl_vllm.lang.body import Body, cancelling_on_error
-from sgl_vllm.lang.call_types import P, called_with_options
-from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.batch import Item
+from sgl_vllm.lang.call_types import P
+from sgl_vllm.lang.ir import Expr, Text, Value
 from sgl_vllm.lang.keywords import refuse_unknown
-from sgl_vllm.lang.loop import background_loop, result_of
-from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
-from sgl_vllm.lang.sampling import Sampling, SamplingDefaults, run_defaults
+from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders, mentions, planned
+from sgl_vllm.lang.runnable import RUN_OPTIONS, Runnable, RunOptions
+from sgl_vllm.lang.sampling import SamplingDefaults
 from sgl_vllm.lang.settings import chosen_backend
-from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
+from sgl_vllm.lang.state import ProgramState, R, State
+from sgl_vllm.lang.tracing.errors import stop
+from sgl_vllm.lang.tracing.standin import Recorded
 from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.usage import Usage
-from sgl_vllm.lang.with_options import ProgramWithOptions, RunOptions
-from sgl_vllm.spelling import did_you_mean
+from sgl_vllm.lang.waiting import waiting
+from sgl_vllm.lang.with_options import ProgramWithOptions
 
 if TYPE_CHECKING:
-    from sgl_vllm.lang.compiler import CompiledProgram
+    from sgl_vllm.lang.graph_run import GraphRun
+    from sgl_vllm.lang.reordering import Planner, PromptPiece
     from sgl_vllm.lang.tracing.graph import Graph
 
-_NO_DEFAULT = inspect.Parameter.empty
-_RUN_OPTIONS = (*SamplingDefaults.__annotations__, "backend", "stream", "timeout_s", "use_thread")
-_BATCH_OPTIONS = (
-    *SamplingDefaults.__annotations__,
-    *("backend", "generator_style", "num_threads", "progress_bar", "return_errors", "timeout_s"),
-)
-
-BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
+# What tracing needs is imported when used: few programs do, and it costs milliseconds.
 
 
-class Program(ABC, Generic[P, R]):
+class Program(Runnable[P, R]):
     """A function whose first parameter `s` is the prompt it writes; made by `@function`.
 
     The function is a plain ``def``, whose `s` is a `ProgramState`, or an ``async def``, whose `s`
@@ -56,79 +51,45 @@ class Program(ABC, Generic[P, R]):
     Type checkers know the parameters `P` without `s`, and the type `R` of what it returns.
     """
 
-    state_class: type[ProgramState] = ProgramState
-    """What a plain function gets as `s`."""
-
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        bound: Mapping[str, Any] | None = None,
-        num_api_spec_tokens: int | None = None,
-    ) -> None:
-        self._signature = inspect.signature(func)
-        parameters = list(self._signature.parameters)
-        if not parameters or parameters[0] != "s":
-            raise TypeError(f"the first parameter of {_shown(func)} must be s, the prompt")
-        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-            raise TypeError(
-                f"{_shown(func)} has a yield, so calling it would not run it: use return, or read "
-                f"the text while it is generated with run(stream=True)"
-            )
-        if num_api_spec_tokens is not None and num_api_spec_tokens < 0:
-            raise ValueError(f"num_api_spec_tokens must be 0 or more, not {num_api_spec_tokens}")
-        functools.update_wrapper(self, func)
-        self.func = func
-        self.is_async = inspect.iscoroutinefunction(func)
-        self.arg_names = parameters[1:]
-        self.num_api_spec_tokens = num_api_spec_tokens
-        self.bound = dict(bound or {})
-
-    @abstractmethod
     def bind(self, /, **kwargs: Any) -> Program[..., R]:
         """This program with some of its arguments fixed; a call can still replace them. TypeError
         for unknown arguments."""
+        self._check_names(kwargs)
+        return type(self)(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 
-    def _check_names(self, names: Mapping[str, Any], options: Sequence[str] = ()) -> None:
-        """TypeError for arguments that the function does not take, with the nearest of its
-        parameters and `options`."""
-        try:
-            self._signature.bind_partial(None, **names)
-        except TypeError as error:
-            takes = ", ".join(self.arg_names) or "no arguments"
-            wrong = next((name for name in names if name not in self.arg_names), "")
-            instead = did_you_mean(wrong, (*self.arg_names, *options), f"; it takes {takes}")
-            raise TypeError(f"{_shown(self.func)} {error}{instead}") from None
+    def with_options(
+        self,
+        *,
+        stream: bool = False,
+        backend: Backend | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> ProgramWithOptions[P, R]:
+        """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
+        take the program's own arguments alone, and type checkers check all of both."""
+        refuse_unknown("with_options", sampling, RUN_OPTIONS)
+        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
+        return ProgramWithOptions(self, options)
 
-    def _check_call(self, args: Sequence[Any], names: Mapping[str, Any]) -> None:
-        """TypeError as by `_check_names`, and if a parameter without a value has the name of an
-        option of `run`: a keyword of that name sets the option."""
-        self._check_names(names, _RUN_OPTIONS)
-        takes = self._signature.parameters
-        given = {*list(takes)[: len(args) + 1], *names, *self.bound}
-        for name in self.arg_names:
-            if name in _RUN_OPTIONS and name not in given and takes[name].default is _NO_DEFAULT:
-                raise TypeError(
-                    f"{_shown(self.func)} has a parameter {name}, and run an option of that name: "
-                    f"give the argument by position, or with bind({name}=...)"
-                )
-
-    @abstractmethod
     def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         """The program as a graph: what it appends, forks and joins, and which operations use which
-        variables. The function is not called. The arguments given are known; the others are
-        placeholders.
+        variables. The function is called, with stand-ins for the arguments that are not given and
+        for what the model will answer; no request is sent.
 
-        Raises TraceError where the program has an effect outside of its prompt, or branches on a
-        value that only a run knows; `TraceError.graph` is then the part before that. `backend` is
-        accepted for SGLang's programs and ignored.
+        Raises TraceError where the program asks a stand-in for its value, such as to branch on it,
+        and where it is about to have an effect outside of its prompt; `TraceError.graph` is then
+        the part before that. `backend` is accepted for SGLang's programs and ignored.
         """
+        from sgl_vllm.lang.tracing.trace import trace
 
-    @abstractmethod
+        return trace(self, *args, **known)
+
     def compile(
         self, /, *args: Any, backend: Backend | None = None, **known: Any
     ) -> CompiledProgram[R]:
         """A program that gives the same results by running the graph instead of the function. The
         arguments given are fixed. Raises TraceError, and ignores `backend`, as `trace` does."""
+        return CompiledProgram(self, self.trace(*args, **known))
 
     def cache(self, /, backend: Backend | None = None, **known: Any) -> Usage:
         """Have the server compute and cache what the prompts of all runs begin with: constant text
@@ -142,338 +103,174 @@ class Program(ABC, Generic[P, R]):
         background = background_loop()
         return background.wait_for(background.start(chosen_backend(backend).warm(prefix.prompt())))
 
-    @abstractmethod
     def _shared_prefix(self, items: Sequence[Item]) -> tuple[Expr, ...]:
-        """What the prompts of all `items` begin with, as far as tracing can tell."""
+        from sgl_vllm.lang.prefixes import shared_prefix
+
+        return shared_prefix(self, items)
 
     def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
         return self.state_class.transcript_class.of(self._shared_prefix(items))
 
     def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
-        """The orders of the `any_order`s in the prompts of `items`, as far as tracing can tell."""
+        if not mentions(self.func, "any_order"):
+            return NOTHING_PLANNED
+        from sgl_vllm.lang.prefixes import first_any_orders
+
+        return planned(first_any_orders(self, items))
+
+
+class CompiledProgram(Program[..., R]):
+    """A program whose operations are known before it runs.
+
+    It runs as any program does (`run`, `run_batch`, `run_async`, ...), and gives the same
+    variables, text, messages, returned value and usage as the program it was made of. It calls the
+    same tools, and none that is not read-only before the function would. It takes the arguments
+    that were not given when it was compiled. A run holds no thread, and computes only what depends
+    on arguments or variables. What the function computed without them was computed when it was
+    compiled.
+    """
+
+    def __init__(self, program: Program[..., R], graph: Graph) -> None:
+        from sgl_vllm.lang.graph_run import GraphRun
+        from sgl_vllm.lang.steps import generations_of
+
+        signature = _open_signature(program, graph)
+        generations = generations_of(graph)
+
+        def submit(s: State, /, *args: Any, **kwargs: Any) -> GraphRun:
+            bound = signature.bind(s, *args, **kwargs)
+            bound.apply_defaults()
+            state = program.state_class(s._stream)
+            run = GraphRun(graph, generations, state, bound.arguments)
+            run.submit()
+            return run
+
+        @functools.wraps(program.func)
+        async def body(s: State, /, *args: Any, **kwargs: Any) -> Value:
+            run = submit(s, *args, **kwargs)
+            s._stream.run.lookahead.function_returned()  # it only waits from here on
+            return await run.result()
+
+        body.__signature__ = signature  # type: ignore[attr-defined]
+        super().__init__(body, None, program.num_api_spec_tokens)
+        self.state_class = program.state_class
+        self._submit = submit
+        self.program = program
+        self.graph = graph
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Value:
+        """The same as `run`. Inside another program, ``compiled(s, ...)`` writes to that program's
+        prompt."""
+        if not (args and isinstance(args[0], State)):
+            return self.run(*args, **kwargs)
+        if isinstance(args[0], Recorded):
+            stop("a compiled program cannot be traced", "call the program it was made of")
+        run_inside = functools.partial(self._run_inside, *args, **{**self.bound, **kwargs})
+        if isinstance(args[0], ProgramState):
+            stream = args[0]._stream
+            with waiting(*stream.last()):
+                return stream.run.background.call(run_inside)
+        return run_inside()
+
+    async def _run_inside(self, s: State, /, *args: Any, **kwargs: Any) -> Value:
+        """In another program, which goes on afterwards."""
+        return await self._submit(s, *args, **kwargs).result()
+
+    def bind(self, /, **kwargs: Any) -> CompiledProgram[R]:
+        """This program with some of its arguments given. TypeError for unknown ones."""
+        self._check_names(kwargs)
+        bound = copy.copy(self)
+        bound.bound = {**self.bound, **kwargs}
+        return bound
+
+    def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
+        """As `Program.trace`, of the program that was compiled."""
+        return self.program.trace(*args, **known)
+
+    def compile(
+        self, /, *args: Any, backend: Backend | None = None, **known: Any
+    ) -> CompiledProgram[R]:
+        """As `Program.compile`, of the program that was compiled."""
+        return self.program.compile(*args, **known)
+
+    def _shared_prefix(self, items: Sequence[Item]) -> tuple[Expr, ...]:
+        from sgl_vllm.lang.prefixes import common_arguments, known_prefix
+
+        return known_prefix(self.graph, common_arguments(self, items))
+
+    def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
         return NOTHING_PLANNED
 
+    def print_graph(self) -> None:
+        """Print the graph."""
+        print(self.graph)
+
+    def reordered(self, planner: Planner | None = None) -> Reordering[R]:
+        """The same program with its prompt's leading pieces in another order; see `Reordering`.
+
+        `planner` gets the pieces and returns the new order of their numbers. By default, constants
+        move before pieces that depend on arguments. ReorderError if the planner's answer is no
+        permutation of the pieces, or puts a piece before another that it depends on.
+        """
+        from sgl_vllm.lang.reordering import constants_first, reorder
+
+        graph, pieces, order = reorder(self.graph, planner or constants_first)
+        return Reordering(self, CompiledProgram(self.program, graph), order, pieces)
+
+    def _repr_html_(self) -> str:
+        return self.graph._repr_html_()
+
+
+def _open_signature(program: Program, graph: Graph) -> inspect.Signature:
+    """The function's signature without the known arguments; those after one are keyword-only."""
+    kinds = inspect.Parameter
+    first, *others = inspect.signature(program.func).parameters.values()
+    parameters = [first.replace(kind=kinds.POSITIONAL_ONLY)]
+    was_left_out = False
+    for parameter in others:
+        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            raise TypeError(f"{graph.name} takes any number of arguments: it cannot be compiled")
+        if parameter.name in graph.known:
+            was_left_out = True
+        else:
+            kind = kinds.KEYWORD_ONLY if was_left_out else parameter.kind
+            parameters.append(parameter.replace(kind=kind))
+    return inspect.Signature(parameters)
+
+
+@dataclass(frozen=True)
+class Reordering(Generic[R]):
+    """A program before and after code movement (the SGLang paper, appendix D).
+
+    The text that all runs share comes first, so that the server finds more of each prompt in its
+    cache. The model reads a different prompt and may answer differently: read `diff` before you use
+    `program`.
+    """
+
+    before: CompiledProgram[R]
+    program: CompiledProgram[R]
+    order: tuple[int, ...]
+    pieces: tuple[PromptPiece, ...]
+
     @property
-    def _body(self) -> Body:
-        return Body(
-            self.func, self.bound, self.is_async, self.num_api_spec_tokens, self.state_class
-        )
+    def shared_chars_before(self) -> int:
+        """The number of characters that all prompts begin with, without the reordering."""
+        return _num_shared_chars(self.before)
 
-    def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
-        """The complete sampling options of a run that was given these."""
-        return run_defaults(**given)
+    @property
+    def shared_chars_after(self) -> int:
+        """The number of characters that all prompts begin with, with it."""
+        return _num_shared_chars(self.program)
 
-    # mypy: the first two overlap with the third, for a program whose own argument is a state.
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, s: ProgramState, /, *args: P.args, **kwargs: P.kwargs
-    ) -> R: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, s: AsyncProgramState, /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, R]: ...
-    @overload
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]: ...
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The same as `run`. Inside another program, ``other(s, ...)`` writes to that program's
-        prompt."""
-        if args and isinstance(args[0], State):
-            return self.func(*args, **{**self.bound, **kwargs})
-        return self.run(*args, **kwargs)
+    def diff(self) -> str:
+        """The prompt before and after as a unified diff; "" if nothing moved."""
+        from sgl_vllm.lang.reordering import difference
 
-    # --- one run ---------------------------------------------------------------------------------
-
-    @called_with_options
-    def run(
-        self,
-        /,
-        *args: Any,
-        max_new_tokens: int = 128,
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        min_p: float = 0.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        ignore_eos: bool = False,
-        return_logprob: bool = False,
-        logprob_start_len: int = -1,
-        top_logprobs_num: int = 0,
-        return_text_in_logprobs: bool = True,
-        stream: bool = False,
-        backend: Backend | None = None,
-        use_thread: bool = True,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> ProgramState[R]:
-        """Run the program, wait until all of it is done, and return its state.
-
-        The sampling arguments are the defaults of every `gen`; all other arguments go to the
-        function. With `stream`, the state is returned immediately, `text_iter` gives the text as it
-        is generated, and `cancel` or the end of a ``with`` block stops the run. `backend` is by
-        default that of `set_default_backend`.
-
-        Raises the ProgramError of the first operation that failed, unless the function has read
-        and caught it, and whatever the function itself raises; requests in flight are then
-        canceled. They are also canceled when the program takes longer than `timeout_s` seconds,
-        although a plain function is interrupted only where it reads its prompt. `use_thread` is
-        accepted for SGLang's programs and ignored.
-        """
-        self._check_call(args, kwargs)
-        sampling = self._run_defaults(
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            stop_regex=stop_regex,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            ignore_eos=ignore_eos,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-            return_text_in_logprobs=return_text_in_logprobs,
-        )
-        return self._run(RunOptions(sampling, backend, stream, timeout_s), args, kwargs)
-
-    def _run(
-        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> ProgramState[R]:
-        body, state = self._start(options, args, kwargs)
-        if options.stream:
-            return state
-        run = state._stream.run
-        with cancelling_on_error(run, options.timeout_s):
-            if self.is_async:
-                call = run.background.start(body.call_async(state, *args, **kwargs))
-                run.background.wait_for(call)
-            else:
-                body.call(state, *args, **kwargs)
-            run.background.wait_for(run.check())
-        return state
-
-    @called_with_options
-    async def run_async(
-        self,
-        /,
-        *args: Any,
-        stream: bool = False,
-        backend: Backend | None = None,
-        use_thread: bool = True,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> ProgramState[R]:
-        """`run` as a coroutine, with the same arguments.
-
-        An ``async def`` function runs on this event loop, a plain one in a thread. With `stream`,
-        an ``async def`` function runs on the language's own loop. Canceling the coroutine cancels
-        the requests in flight.
-        """
-        sampling, kwargs = _split(kwargs)
-        self._check_call(args, kwargs)
-        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
-        return await self._run_async(options, args, kwargs)
-
-    async def _run_async(
-        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> ProgramState[R]:
-        body, state = self._start(options, args, kwargs)
-        if options.stream:
-            return state
-        run = state._stream.run
-        with cancelling_on_error(run, options.timeout_s):
-            if self.is_async:
-                await body.call_async(state, *args, **kwargs)
-            else:
-                call = functools.partial(body.call, state, *args, **kwargs)
-                await result_of(run.background.start(run.background.in_body_thread(call)))
-            await result_of(run.check())
-        return state
-
-    def _start(
-        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Body, ProgramState[R]]:
-        """The state of a new run. If it is streamed, the function has been called."""
-        body = self._body
-        backend = chosen_backend(options.backend)
-        state = body.new_state(backend, options.sampling, is_streamed=options.stream)
-        if options.stream:
-            body.start(state, args, kwargs, options.timeout_s)
-        return body, state
-
-    def with_options(
-        self,
-        *,
-        stream: bool = False,
-        backend: Backend | None = None,
-        timeout_s: float | None = None,
-        **sampling: Unpack[SamplingDefaults],
-    ) -> ProgramWithOptions[P, R]:
-        """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
-        take the program's own arguments alone, and type checkers check all of both."""
-        refuse_unknown("with_options", sampling, _RUN_OPTIONS)
-        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
-        return ProgramWithOptions(self, options)
-
-    def item(self, /, *args: P.args, **kwargs: P.kwargs) -> Item:
-        """These arguments as an item of `run_batch`. TypeError for arguments that the function does
-        not take."""
-        self._signature.bind_partial(None, *args, **kwargs)
-        return {**as_item(args, self.arg_names), **kwargs}
-
-    # --- many runs -------------------------------------------------------------------------------
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: BatchItems,
-        *,
-        generator_style: Literal[False] = ...,
-        return_errors: bool = ...,
-        backend: Backend | None = ...,
-        num_threads: int | Literal["auto"] = ...,
-        progress_bar: bool = ...,
-        timeout_s: float | None = ...,
-        **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState[R]]: ...
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: BatchItems,
-        *,
-        generator_style: Literal[True],
-        return_errors: bool = ...,
-        backend: Backend | None = ...,
-        num_threads: int | Literal["auto"] = ...,
-        progress_bar: bool = ...,
-        timeout_s: float | None = ...,
-        **sampling: Unpack[SamplingDefaults],
-    ) -> Generator[ProgramState[R], None, None]: ...
-
-    def run_batch(
-        self,
-        batch_kwargs: BatchItems,
-        *,
-        backend: Backend | None = None,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        return_errors: bool = False,
-        timeout_s: float | None = None,
-        **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState[R]] | Generator[ProgramState[R], None, None]:
-        """Run the program once per item and return the states in the items' order.
-
-        An item is a dict of arguments, or a sequence of positional ones. What all prompts begin
-        with is sent to the server first, as far as tracing can tell without running the function.
-
-        At most `num_threads` programs run at a time ("auto": 256). A thread is held only while the
-        function itself runs, so few are needed for ``async def`` functions and for functions that
-        do not read their prompt.
-
-        With `generator_style`, an iterator is returned that gives each state as soon as it and
-        those before it are done; its `close` cancels the rest. An item's error is raised
-        when all items are done (the iterator raises it in the item's place). With `return_errors`,
-        the exception is returned in the item's place instead. `timeout_s` limits each item's run.
-        """
-        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
-        results = batch.results(progress_bar=progress_bar)
-        if generator_style:
-            return _each(results, return_errors=return_errors)
-        return _all(list(results), return_errors=return_errors)
-
-    async def run_batch_async(
-        self,
-        batch_kwargs: BatchItems,
-        *,
-        backend: Backend | None = None,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        return_errors: bool = False,
-        timeout_s: float | None = None,
-        **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState[R]]:
-        """`run_batch` as a coroutine. The functions run on the language's own event loop or in
-        threads. Canceling the coroutine cancels every run in progress."""
-        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
-        with batch.running(progress_bar=progress_bar) as futures:
-            for future in futures:
-                wrapped = asyncio.wrap_future(future)
-                try:
-                    await asyncio.wait([wrapped])
-                    wrapped.exception()  # read, so that asyncio does not log it; raised below
-                finally:
-                    wrapped.cancel()  # if it is not done: its error is not read any more
-        results = [future.exception() or future.result() for future in futures]
-        return _all(results, return_errors=return_errors)
-
-    def _batch(
-        self,
-        batch_kwargs: BatchItems,
-        backend: Backend | None,
-        num_threads: int | Literal["auto"],
-        timeout_s: float | None,
-        sampling: SamplingDefaults,
-    ) -> Batch:
-        if num_threads != "auto" and num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
-        where = f"; put arguments of {_shown(self.func)} into the items, or fix them with bind()"
-        refuse_unknown("run_batch", sampling, _BATCH_OPTIONS, where)
-        return Batch(
-            self._body,
-            chosen_backend(backend),
-            self._run_defaults(**sampling),
-            [self._item(number, given) for number, given in enumerate(batch_kwargs)],
-            concurrency=AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
-            timeout_s=timeout_s,
-            shared_prefix=self._shared_prompt,
-            plan_orders=self._plan_orders,
-        )
-
-    def _item(self, number: int, given: Mapping[str, Any] | Sequence[Any]) -> Item:
-        """Item `number` of a batch. TypeError that names it if the function does not take it."""
-        try:
-            item = as_item(given, self.arg_names)
-            self._check_names(item)
-        except TypeError as error:
-            raise TypeError(f"item {number} of the batch: {error}") from None
-        return item
+        return difference(self.pieces, self.order)
 
 
-def _shown(func: Callable[..., Any]) -> str:
-    """A function's name in messages."""
-    return getattr(func, "__name__", type(func).__name__)
+def _num_shared_chars(program: CompiledProgram) -> int:
+    """The number of characters that all prompts begin with."""
+    from sgl_vllm.lang.prefixes import known_prefix
 
-
-def _split(kwargs: Mapping[str, Any]) -> tuple[SamplingDefaults, dict[str, Any]]:
-    """Sampling defaults, and the function's arguments."""
-    names = SamplingDefaults.__annotations__
-    sampling = {key: value for key, value in kwargs.items() if key in names}
-    others = {key: value for key, value in kwargs.items() if key not in names}
-    return cast(SamplingDefaults, sampling), others
-
-
-def _each(results: Results, *, return_errors: bool) -> Generator[Any, None, None]:
-    with closing(results):
-        for result in results:
-            if isinstance(result, BaseException) and not return_errors:
-                raise result
-            yield result
-
-
-def _all(results: list[ProgramState | BaseException], *, return_errors: bool) -> list[Any]:
-    errors = [result for result in results if isinstance(result, BaseException)]
-    if errors and not return_errors:
-        errors[0].add_note(
-            f"{len(errors)} of {len(results)} programs of the batch failed, and this is the first "
-            f"error; pass return_errors=True to get the states of the others"
-        )
-        raise errors[0]
-    return results
+    return sum(len(one.value) for one in known_prefix(program.graph) if isinstance(one, Text))

@@ -53,7 +53,7 @@ from sgl_vllm.lang.primitives import (
     retry_until,
     vote,
 )
-from sgl_vllm.lang.program import Program
+from sgl_vllm.lang.program import CompiledProgram, Program
 from sgl_vllm.lang.settings import (
     flush_cache,
     get_server_info,
@@ -61,15 +61,15 @@ from sgl_vllm.lang.settings import (
     set_default_backend,
 )
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState
-from sgl_vllm.lang.tracing.frames import TraceError
+from sgl_vllm.lang.tracing.errors import TraceError
 from sgl_vllm.lang.transcript import Order
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
 from sgl_vllm.lang.with_options import ProgramWithOptions
 
 if TYPE_CHECKING:
-    from sgl_vllm.lang.compiler import CompiledProgram, ReorderError
     from sgl_vllm.lang.planner import model_planner
+    from sgl_vllm.lang.reordering import ReorderError
 
 __all__ = [
     "VLLM",
@@ -153,8 +153,8 @@ def __getattr__(name: str) -> object:
         from sgl_vllm.lang import planner
 
         return planner.model_planner
-    if name in ("CompiledProgram", "ReorderError"):
-        from sgl_vllm.lang import compiler
+    if name == "ReorderError":
+        from sgl_vllm.lang import reordering
 
-        return getattr(compiler, name)
+        return reordering.ReorderError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from sgl_vllm.lang.ir import Gen, Select, Text, Tool, Var
+from sgl_vllm.lang.ir import Gen, Select, Tool, Var
 from sgl_vllm.lang.primitives import PRIMITIVES
-from sgl_vllm.lang.tracing.deferred import Deferred, Definition, Step
 from sgl_vllm.lang.tracing.graph import Graph
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write, text_of
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write
+from sgl_vllm.lang.tracing.standin import StandIn, definitions_in
 
 
 class ReorderError(ValueError):
@@ -55,7 +55,7 @@ def reorder(
 ) -> tuple[Graph, tuple[PromptPiece, ...], tuple[int, ...]]:
     """`graph` with its movable nodes in the planner's order, the pieces, and that order."""
     nodes = _movable(graph)
-    pieces = _pieces(nodes, graph.steps)
+    pieces = _pieces(nodes, graph)
     order = _checked(planner(pieces), pieces) if pieces else ()
     new_of = {node.index: nodes[number] for node, number in zip(nodes, order, strict=True)}
     moved = tuple(new_of.get(node.index, node) for node in graph.nodes)
@@ -70,7 +70,7 @@ def _movable(graph: Graph) -> list[Node]:
         match node.operation:
             case Write() | Evaluate(Gen() | Select() | Var() | Tool()):
                 region.append(node)
-            case Evaluate(Deferred(operation)) if operation not in PRIMITIVES:
+            case Evaluate(StandIn() as expr) if expr._operation not in PRIMITIVES:
                 region.append(node)  # which variables a primitive reads is not known
             case _ if any(map(_is_varying, region)):
                 break
@@ -85,35 +85,33 @@ def _is_varying(node: Node) -> bool:
     return not (isinstance(node.operation, Write) and node.operation.is_constant)
 
 
-def _pieces(nodes: Sequence[Node], steps: Sequence[Step]) -> tuple[PromptPiece, ...]:
+def _pieces(nodes: Sequence[Node], graph: Graph) -> tuple[PromptPiece, ...]:
     number_of = {node.index: number for number, node in enumerate(nodes)}
     return tuple(
         PromptPiece(
             number,
-            text_of(node.operation.pieces) if isinstance(node.operation, Write) else f"[{node}]",
+            node.operation.text if isinstance(node.operation, Write) else f"[{node}]",
             not _is_varying(node),
             isinstance(node.operation, Write) and not node.reads,
-            frozenset(number_of[i] for i in _nodes_before(node, nodes, steps) if i in number_of),
+            frozenset(number_of[i] for i in _nodes_before(node, nodes, graph) if i in number_of),
         )
         for number, node in enumerate(nodes)
     )
 
 
-def _nodes_before(node: Node, nodes: Sequence[Node], steps: Sequence[Step]) -> set[int]:
+def _nodes_before(node: Node, nodes: Sequence[Node], graph: Graph) -> set[int]:
     """The nodes that must run before `node`: those whose variables it uses and, if it may call
     functions of the user's, those that the function waits for first. Tools keep their order."""
     needed = {read.node for read in node.reads}
-    if node.may_call:
-        for step in steps[: node.num_steps]:
-            reads = (step,) if isinstance(step, Definition) else step.readings
-            needed |= {read.node for read in reads}
+    if node.calls != "nothing":
+        needed |= {read.node for read in definitions_in(graph.steps[: node.num_steps])}
     if _is_tool(node):
         needed |= {other.index for other in nodes if _is_tool(other) and other.index < node.index}
     return needed
 
 
 def _is_tool(node: Node) -> bool:
-    return node.may_call and isinstance(node.operation, Evaluate)
+    return node.calls != "nothing" and isinstance(node.operation, Evaluate)
 
 
 def _checked(order: Sequence[int], pieces: Sequence[PromptPiece]) -> tuple[int, ...]:
@@ -133,11 +131,6 @@ def _checked(order: Sequence[int], pieces: Sequence[PromptPiece]) -> tuple[int, 
                     f"{needed}, which it needs"
                 )
     return answer
-
-
-def num_shared_chars(graph: Graph) -> int:
-    """The number of characters that all prompts of a graph begin with."""
-    return sum(len(expr.value) for expr in graph.prefix() if isinstance(expr, Text))
 
 
 def difference(pieces: Sequence[PromptPiece], order: Sequence[int]) -> str:

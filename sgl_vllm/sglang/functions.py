@@ -17,6 +17,7 @@ from sgl_vllm.lang.constraints import Choices, Reader, choices_of
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.sglang.backends import BaseBackend, server_info_of
 from sgl_vllm.sglang.choices import ChoicesSamplingMethod, as_core_method, token_length_normalized
 from sgl_vllm.sglang.programs import SglFunction
@@ -40,6 +41,7 @@ def function(
     return functools.partial(SglFunction, num_api_spec_tokens=num_api_spec_tokens)
 
 
+@deferrable
 @suggests
 @functools.wraps(core.gen)
 def gen(*args: Any, **kwargs: Any) -> Gen | Select:
@@ -72,6 +74,7 @@ def _read_or_text(read: Reader, text: str) -> object:
         return text
 
 
+@deferrable
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, **sampling: Any
 ) -> Gen | Select:
@@ -79,6 +82,7 @@ def gen_int(
     return gen(name, max_tokens, dtype=int, **sampling)
 
 
+@deferrable
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, **sampling: Any
 ) -> Gen | Select:
@@ -86,6 +90,7 @@ def gen_string(
     return gen(name, max_tokens, dtype=str, **sampling)
 
 
+@deferrable
 @suggests
 def select(
     name: str | None = None,
@@ -127,7 +132,3 @@ def get_server_info(backend: BackendHandle | Backend | None = None) -> dict[str,
             return handle.get_server_info()
         case chosen:
             return server_info_of(settings.chosen_backend(chosen))
-
-
-for _maker in (gen, gen_int, gen_string, select):
-    core.MAKERS[f"sgl.sglang.{_maker.__name__}"] = _maker

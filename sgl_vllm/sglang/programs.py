@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, Unpack  # Any: arguments of the user's function
+from typing import Any, Self, Unpack  # Any: arguments of the user's function
 
-from sgl_vllm.lang.function import FunctionProgram
+from sgl_vllm.lang.program import CompiledProgram, Program
 from sgl_vllm.lang.sampling import Sampling, SamplingDefaults
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.sglang.states import ProgramState
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.compiler import CompiledProgram
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -19,7 +16,7 @@ REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"[\w\d\s]*\""
 
 
-class SglFunction(FunctionProgram):
+class SglFunction(Program):
     """A program that runs with SGLang's meanings; made by `function`."""
 
     state_class = ProgramState

@@ -3,9 +3,6 @@
 Each is an expression that writes the prompt with gen, select, fork and tool, as a program would.
 """
 
-from collections.abc import Callable
-
-from sgl_vllm.lang.ir import Block
 from sgl_vllm.lang.primitives.agent import agent
 from sgl_vllm.lang.primitives.best_of import best_of
 from sgl_vllm.lang.primitives.judge import judge
@@ -14,11 +11,8 @@ from sgl_vllm.lang.primitives.retry_until import retry_until
 from sgl_vllm.lang.primitives.tools import ToolCall
 from sgl_vllm.lang.primitives.vote import vote
 
-PRIMITIVES: dict[str, Callable[..., Block]] = {
-    f"sgl.{maker.__name__}": maker
-    for maker in (agent, best_of, judge, map_reduce, retry_until, vote)
-}
-"""The functions that make these expressions, by their name in the graph of a traced program."""
+PRIMITIVES = ("agent", "best_of", "judge", "map_reduce", "retry_until", "vote")
+"""The functions that make these expressions, by name."""
 
 __all__ = [
     "PRIMITIVES",

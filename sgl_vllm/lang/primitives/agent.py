@@ -30,6 +30,7 @@ from sgl_vllm.lang.primitives.tools import (
     shown,
 )
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.lang.transcript import Variable
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH
 
@@ -47,6 +48,7 @@ EndedBy: TypeAlias = Literal["model", "turns", "calls", "tokens", "time"]
 """Why an agent made no more calls: the model asked for none, or a budget was used up."""
 
 
+@deferrable
 @suggests
 def agent(
     answer: str | Expr,

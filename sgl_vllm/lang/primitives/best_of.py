@@ -9,9 +9,11 @@ from sgl_vllm.lang.ir import Block, Expr
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import Contest, answer_of, at_least, block, call
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 
+@deferrable
 @suggests
 def best_of(
     answer: str | Expr,

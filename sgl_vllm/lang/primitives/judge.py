@@ -18,12 +18,14 @@ from sgl_vllm.lang.primitives.block import (
     variables_of,
 )
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 GRADE = "{criterion}\nGrade it from 1 to {scale}, where {scale} is best."
 VERDICT = "{criteria}\nGive your verdict as JSON."
 
 
+@deferrable
 @suggests
 def judge(
     name: str,

@@ -11,9 +11,11 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import answer_of, at_least, block, variables_of
 from sgl_vllm.lang.primitives.jobs import results_of
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 
+@deferrable
 @suggests
 def map_reduce(
     name: str,

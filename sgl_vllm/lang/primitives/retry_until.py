@@ -18,11 +18,13 @@ from sgl_vllm.lang.primitives.block import (
     variables_of,
 )
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 FEEDBACK = "That is not right: {error}\nTry again."
 
 
+@deferrable
 @suggests
 def retry_until(
     answer: str | Expr,

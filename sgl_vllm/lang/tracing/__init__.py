@@ -1,6 +1,6 @@
-"""Tracing: a program as a graph, found by evaluating its source instead of calling it.
+"""Tracing: a program as a graph, recorded by calling its function with stand-ins.
 
-`trace.py` is the way in. `source.py` finds the source, `evaluation.py`, `expressions.py` and
-`calls.py` follow it over known and deferred values, `prompts.py` and `branches.py` record the
-operations on prompts.
+`trace.py` is the way in. `standin.py` has the values that only a run knows, `recording.py` records
+what the function appends, `guard.py` stops it before it has an effect elsewhere. `graph.py` is what
+comes out, and `graph_run.py` runs it.
 """

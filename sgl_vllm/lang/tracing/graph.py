@@ -1,34 +1,24 @@
 """What a traced program does: the operations of every prompt, and the variables they hand on.
 
-Owns the graph as a frozen value. How it is made is in `trace.py`, how it runs in `compiler.py`, how
-it is drawn in `graph_view.py`.
+Owns the graph as a frozen value. How it is made is in `trace.py`, how it runs in `graph_run.py`,
+how it is drawn in `views/graph.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, Value, VarScopeBegin, VarScopeEnd
-from sgl_vllm.lang.tracing import graph_view
-from sgl_vllm.lang.tracing.deferred import Arguments, Deferred, Step
-from sgl_vllm.lang.tracing.description import described
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Operation, StreamTrace, Write
-
-PREFIX_EXPRESSIONS: tuple[type[Expr], ...] = (RoleBegin, RoleEnd, Show)
-"""Expressions that belong to a prompt's known beginning."""
-
-
-def ends_prefix(operation: Operation) -> bool:
-    """Whether the known beginning of a prompt ends at, or within, this operation."""
-    match operation:
-        case Write():
-            return not operation.is_constant
-        case Evaluate(expr):
-            return not isinstance(expr, (*PREFIX_EXPRESSIONS, VarScopeBegin, VarScopeEnd))
-    return isinstance(operation, (Fork, Join))
+from sgl_vllm.lang.ir import Value
+from sgl_vllm.lang.tracing.nodes import (
+    Node,
+    StreamTrace,
+)
+from sgl_vllm.lang.tracing.standin import (
+    StandIn,
+)
+from sgl_vllm.lang.views import graph as view
 
 
 @dataclass(frozen=True)
@@ -40,9 +30,8 @@ class Graph:
     others. `returned` is what the program returns. `stopped` says why the graph ends before the
     program does, if it does.
 
-    `steps` are what the program's function does itself, in its order: definitions that it waits for
-    and values that it computes, if that may fail. What calls functions of the user's runs after the
-    steps before it. Nothing else has to.
+    `steps` are what the program's function does itself, in its order: what it waits for, and the
+    values that it computes. What calls functions of the user's runs after the steps before it.
     """
 
     name: str
@@ -51,7 +40,7 @@ class Graph:
     streams: tuple[StreamTrace, ...]
     nodes: tuple[Node, ...]
     returned: Value
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StandIn, ...] = field(default=(), repr=False)
     stopped: str | None = None
 
     @property
@@ -59,56 +48,26 @@ class Graph:
         """The program's name with the arguments that a run takes."""
         return f"{self.name}({', '.join(self.parameters)})"
 
-    @cached_property
-    def _nodes_by_stream(self) -> dict[int, list[Node]]:
-        nodes: dict[int, list[Node]] = {stream.index: [] for stream in self.streams}
-        for node in self.nodes:
-            nodes[node.stream].append(node)
-        return nodes
-
     def nodes_of(self, stream: int) -> Sequence[Node]:
         """The operations of one stream, in order."""
-        return self._nodes_by_stream[stream]
-
-    def prefix(self, arguments: Mapping[str, Value] | None = None) -> tuple[Expr, ...]:
-        """The known text and turns at the beginning of the root prompt, given `arguments`."""
-        environment = Arguments(arguments or {})
-        known: list[Expr] = []
-        for node in self.nodes_of(0):
-            match node.operation:
-                case Write(pieces):
-                    texts = [environment.text_of(piece) for piece in pieces]
-                    end = texts.index(None) if None in texts else len(texts)
-                    unknown = pieces[end] if end < len(pieces) else ""
-                    head = unknown.head if isinstance(unknown, Deferred) else ""
-                    text = "".join(filter(None, texts[:end])) + head
-                    if text:
-                        known.append(Text(text))
-                    if end < len(pieces):
-                        break
-                case Evaluate(expr) if isinstance(expr, PREFIX_EXPRESSIONS):
-                    known.append(expr)
-                case operation if ends_prefix(operation):
-                    break
-        return tuple(known)
+        return [node for node in self.nodes if node.stream == stream]
 
     def as_dict(self) -> dict[str, Value]:
-        """The graph as plain data that JSON can hold; see `description.described`.
-
-        ValueError if the program uses a value that JSON cannot hold, such as an object.
-        """
-        return described(self)
+        """The graph as plain data that JSON can hold: every part is a dict with its `type`. A value
+        that only a run knows is an operation with its arguments, a function is a name. ValueError
+        if the program uses a value that JSON cannot hold, such as an object."""
+        return view.as_dict(replace(self, steps=()))
 
     def __str__(self) -> str:
-        return graph_view.as_text(self)
+        return view.as_text(self)
 
     def to_svg(self) -> str:
         """A picture: a column per stream, boxes for operations, curves for variables."""
-        return graph_view.as_svg(self)
+        return view.as_svg(self)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A page with the picture and the text of every operation. Written to `path` if given."""
-        page = graph_view.as_html(self)
+        page = view.as_html(self)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page

@@ -5,44 +5,55 @@ Owns what one operation is, what it reads and writes, and how it reads in words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from sgl_vllm.lang.ir import Block, Expr, Tool, Value
+from sgl_vllm.lang.ir import (
+    Block,
+    Expr,
+    RoleBegin,
+    RoleEnd,
+    Show,
+    Tool,
+    Value,
+    VarScopeBegin,
+    VarScopeEnd,
+)
 from sgl_vllm.lang.primitives import PRIMITIVES
-from sgl_vllm.lang.tracing.deferred import Deferred, Definition, source_of
+from sgl_vllm.lang.tracing.standin import Definition, StandIn, source_of
 
-WITH_EFFECTS = frozenset(("sgl.tool", *PRIMITIVES))
-"""Expressions that call functions of the user's, which may change something."""
-
-_CALLING = WITH_EFFECTS | {"sgl.read_only_tool"}
+PREFIX_EXPRESSIONS = (RoleBegin, RoleEnd, Show)
+"""Expressions that belong to a prompt's known beginning."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """Append text that consists of known and deferred pieces, in order."""
+    """Append text that consists of known pieces and stand-ins, in order."""
 
-    pieces: tuple[str | Deferred, ...]
+    pieces: tuple[str | StandIn, ...]
 
     @property
     def is_constant(self) -> bool:
         """Whether all of the text is known."""
         return all(isinstance(piece, str) for piece in self.pieces)
 
+    @property
+    def text(self) -> str:
+        """The text, with what only a run knows in braces."""
+        return "".join(p if isinstance(p, str) else f"{{{source_of(p)}}}" for p in self.pieces)
+
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Run an expression: a gen, a select, a role change. It is deferred if it has options that
+    """Run an expression: a gen, a select, a role change. It is a stand-in if it has options that
     only a run knows."""
 
-    expr: Expr | Deferred
+    expr: Expr
 
 
 @dataclass(frozen=True)
 class SetVariable:
-    """Give the variable `name` a value, which may be deferred."""
+    """Give the variable `name` a value, which may be a stand-in."""
 
     name: str
     value: Value
@@ -62,10 +73,11 @@ class Fork:
 
 @dataclass(frozen=True)
 class Join:
-    """Bring back what the streams `branches` wrote since the fork."""
+    """Bring back what the streams `branches` wrote since the fork: the variable `name` as a list,
+    or if that is None, their texts."""
 
     branches: tuple[int, ...]
-    mode: str
+    name: str | None
 
 
 Operation: TypeAlias = Write | Evaluate | SetVariable | ReadPrompt | Fork | Join
@@ -87,26 +99,32 @@ class Node:
     line: int
     num_steps: int
 
-    @cached_property
-    def may_call(self) -> bool:
-        """Whether it may call functions of the user's, as far as is known before a run."""
+    @property
+    def calls(self) -> Literal["nothing", "readers", "anything"]:
+        """Which functions of the user's it may call, as far as is known before a run: none, those
+        that only read, or those that may change something."""
         match self.operation:
-            case Write(pieces):
-                return any(isinstance(piece, Deferred) and not piece.is_text for piece in pieces)
-            case Evaluate(Deferred() as value):
-                return value.operation in _CALLING
-            case Evaluate(Tool() | Block()):
-                return True
-        return False
+            case Write(pieces):  # an argument or a variable may be an expression
+                is_text = all(isinstance(piece, str) or piece._is_text for piece in pieces)
+                return "nothing" if is_text else "anything"
+            case Evaluate(StandIn() as expr) if expr._operation in ("tool", *PRIMITIVES):
+                return "anything"
+            case Evaluate(StandIn() as expr) if expr._operation == "read_only_tool":
+                return "readers"
+            case Evaluate(Tool() as tool):
+                return "readers" if tool.is_read_only else "anything"
+            case Evaluate(Block()):
+                return "anything"
+        return "nothing"
 
     def __str__(self) -> str:
         """The operation in a few words."""
         match self.operation:
-            case Write(pieces):
-                return f"text {text_of(pieces)!r}"
-            case Evaluate(Deferred() as value):
-                name = f" {value.name!r}" if value.name is not None else ""
-                return f"{value.operation.removeprefix('sgl.')}{name} {value.source}"
+            case Write() as write:
+                return f"text {write.text!r}"
+            case Evaluate(StandIn() as expr):
+                name = f" {expr._name!r}" if expr._name is not None else ""
+                return f"{expr._operation}{name} {source_of(expr)}"
             case Evaluate(expr):
                 return str(expr)
             case SetVariable(name, value):
@@ -115,15 +133,8 @@ class Node:
                 return "read the prompt"
             case Fork(children):
                 return f"fork({len(children)})"
-            case Join(_, mode):
-                return "join" if mode == "gather_variable" else "join of texts"
-
-
-def text_of(pieces: Sequence[str | Deferred]) -> str:
-    """Text with its deferred pieces in braces."""
-    return "".join(
-        piece if isinstance(piece, str) else "{" + piece.source + "}" for piece in pieces
-    )
+            case Join(_, name):
+                return "join of texts" if name is None else f"join {name!r}"
 
 
 @dataclass(frozen=True)
@@ -138,3 +149,13 @@ class StreamTrace:
         if self.parent is None:
             return "stream 0 (s)"
         return f"stream {self.index} (fork[{self.branch}] of stream {self.parent})"
+
+
+def ends_prefix(operation: Operation) -> bool:
+    """Whether the known beginning of a prompt ends at, or within, this operation."""
+    match operation:
+        case Write():
+            return not operation.is_constant
+        case Evaluate(expr):
+            return not isinstance(expr, (*PREFIX_EXPRESSIONS, VarScopeBegin, VarScopeEnd))
+    return isinstance(operation, Fork | Join)

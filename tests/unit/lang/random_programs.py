@@ -153,16 +153,16 @@ class _Writer:
 
     def value(self, p: str, known: list[str], locals_: list[str]) -> str:
         """An expression whose value can be formatted."""
-        options = ["a", "k + 1", "a.upper()", "a[:2]", "str(k > 3)", "k * 2 - 1"]
-        options += ["a == 'none'", "len(words)", "words[0]", "'-'.join(words)", "TABLE[a[:1]]"]
+        options = ["a", "k + 1", "a.upper()", "a[:2]", "3 + k", "k + k"]
+        options += ["a + 'none'", "words[:1]", "words[0]", "'-'.join(WORDS)", "TABLE['t']"]
         options += ["[w.title() for w in WORDS if w]", "sorted(WORDS, key=lambda w: (len(w), w))"]
-        options += ["WORDS[1] if len(WORDS) > 1 else a", "WORDS and k", "sorted(words)"]
+        options += ["WORDS[1] if len(WORDS) > 1 else a", "WORDS and k", "sorted(WORDS)"]
         options += locals_
         if known:
             variable = self.pick(*known)
             name = f"{p}[{variable!r}]"
-            reading = [name, f"len({name})", f"{name}[:1]", f"[{name}, a][1]", f"str({name}) + a"]
-            reading += [f"dict(x={name})['x']", f"({name}, k)[1:]", f"json.dumps({name})"]
+            reading = [name, f"{name}[:1]", f"[{name}, a][1]", f"{name} + a", f"{name}.strip()"]
+            reading += [f"dict(x={name})['x']", f"({name}, k)[1]", f"(a + {name}).upper()"]
             chosen = self.pick(*options, *reading)
             if chosen in reading:
                 self.read(p, variable)
@@ -173,10 +173,10 @@ class _Writer:
         parts = [
             self.pick("one ", "zwei\\n", "{{", "é", "  ", "ab" * 40)
             if self.number(0, 1)
-            else "{" + self.value(p, known, locals_) + self.pick("", "!r", ":>6", "") + "}"
+            else "{" + self.value(p, known, locals_) + "}"
             for _ in range(self.number(1, 3))
         ]
-        return 'f"""' + "".join(part.replace(":>6}", "!s:>6}") for part in parts) + '"""'
+        return 'f"""' + "".join(parts) + '"""'
 
     def name(self, known: list[str]) -> str:
         fresh = f"v{next(self._fresh)}"
@@ -189,7 +189,8 @@ class _Writer:
         if kind == 1:
             return f"sgl.gen({name!r}, max_tokens=k, stop=['\\n', a])"
         if kind == 2 and known:
-            return f"sgl.gen({name!r}, max_tokens=len(str({self.value(p, known, locals_)})) + 1)"
+            value = self.value(p, known, locals_).replace("'", '"')
+            return f"sgl.gen({name!r}, stop=f'{{{value}}}!')"
         if kind == 3:
             return f"sgl.gen({name!r}, n=2)"
         return f"sgl.gen({name!r})"
@@ -229,7 +230,8 @@ class _Writer:
                 self.line(depth, f"{p} += sgl.var({self.pick(*known)!r})")
             elif kind == 10:
                 name = self.name(known)
-                self.line(depth, f"{p}.set_var({name!r}, str({self.value(p, known, locals_)}))")
+                value = self.value(p, known, locals_)
+                self.line(depth, f'{p}.set_var({name!r}, f"""{{{value}}}""")')
                 self.make(p, name, known)
                 self._with[p, name] = frozenset()
             elif kind in (11, 12, 13, 18, 19, 20):
@@ -238,7 +240,7 @@ class _Writer:
                 self.make(p, name, known)
             elif kind == 14 and known:
                 name = self.read(p, self.pick(*known))
-                failing = (f"int({name})", f"{name}.index('>')", f"{name}[0]", f"{name} / 2")
+                failing = (f"{name}[1:]", f"{name}.strip(3)", f"{name}[0]", f"{name} / 2")
                 self.line(depth, f"x{len(self.lines)} = {self.pick(*failing)}")
                 locals_.append(f"x{len(self.lines) - 1}")
             elif kind == 15 and known:

@@ -660,16 +660,17 @@ def test_an_agent_can_be_recorded_and_replayed(tmp_path):
     assert replay.unused == []
 
 
-def test_a_tool_that_is_defined_in_a_traced_function_is_refused():
+def test_a_tool_that_uses_a_value_of_the_traced_function_is_refused():
     @sgl.function
-    def program(s):
+    def program(s, factor):
         def local(a: int) -> int:
-            return a
+            return a * factor
 
         s += sgl.agent("answer", "Go.", [local])
 
-    with pytest.raises(sgl.TraceError, match="local"):
+    with pytest.raises(sgl.TraceError, match="local function local uses a value"):
         program.compile()
+    assert "agent 'answer'" in str(program.trace(factor=2))
 
 
 def test_an_error_of_the_server_names_the_agent_and_the_generation():

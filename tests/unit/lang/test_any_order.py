@@ -121,12 +121,12 @@ def test_a_batch_of_an_async_function_is_planned_too(backend):
 
 
 def test_a_batch_without_it_is_not_traced_for_it(backend, monkeypatch):
-    from sgl_vllm.lang.tracing import trace
+    from sgl_vllm.lang import prefixes
 
     def fail(*_):
         raise AssertionError("looked for orders")
 
-    monkeypatch.setattr(trace, "first_any_orders", fail)
+    monkeypatch.setattr(prefixes, "first_any_orders", fail)
 
     @sgl.function
     def plain(s, q):

@@ -10,7 +10,7 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.settings import global_config
-from sgl_vllm.lang.tracing.generations import generations_of
+from sgl_vllm.lang.steps import generations_of
 from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph
 from tests.unit.lang.test_lookahead import Listener, Sent, look
 

@@ -232,13 +232,13 @@ def test_a_vote_in_branches_of_the_program_and_in_a_compiled_one():
     assert program.compile().run(1, backend=backend).ret_value == ["a", "a"]
 
 
-def test_a_traced_program_has_what_only_a_run_knows_before_the_vote():
+def test_a_vote_may_have_what_only_a_run_knows():
     @sgl.function
     def program(s, question):
         s += sgl.vote(question + sgl.gen("x"), 3)
 
-    with pytest.raises(sgl.TraceError, match="append the text with these values before it"):
-        program.compile()
+    backend = ScriptedBackend(reply=lambda prompt: "b" if prompt == "Q" else "?")
+    assert program.compile().run("Q", backend=backend)["x"] == "b"
 
 
 def test_after_a_loss_the_run_is_not_failed_by_the_losers():

@@ -1,4 +1,4 @@
-"""Shows a graph as text, as a picture (SVG) and as a page (HTML).
+"""Shows a graph as text, as a picture (SVG), as a page (HTML), and as plain data.
 
 Owns the layout: a column per stream, a row per operation in the program's order, lines for fork and
 join, curves for variables. Text from programs is untrusted, so everything shown is escaped.
@@ -6,26 +6,41 @@ join, curves for variables. Text from programs is untrusted, so everything shown
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import html
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from sgl_vllm.lang.ir import RoleBegin, RoleEnd
-from sgl_vllm.lang.tracing.deferred import source_of
-from sgl_vllm.lang.tracing.nodes import (
-    Evaluate,
-    Fork,
-    Join,
-    Node,
-    Write,
-)
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.tracing.graph import Graph
+from sgl_vllm.lang.ir import RoleBegin, RoleEnd, Value
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, StreamTrace, Write
+from sgl_vllm.lang.tracing.standin import StandIn, source_of
 
 MOST_STREAMS = 40
 """A picture shows at most this many streams, and says how many more there are."""
 LABEL_CHARS = 31
+
+
+class Graph(Protocol):
+    """What is shown of a traced program."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def known(self) -> tuple[str, ...]: ...
+    @property
+    def streams(self) -> tuple[StreamTrace, ...]: ...
+    @property
+    def nodes(self) -> tuple[Node, ...]: ...
+    @property
+    def returned(self) -> Value: ...
+    @property
+    def stopped(self) -> str | None: ...
+    def nodes_of(self, stream: int) -> Sequence[Node]: ...
 
 
 def _kind(node: Node) -> str:
@@ -243,3 +258,35 @@ def as_html(graph: Graph) -> str:
         f'<div class="picture">{as_svg(graph)}</div>\n'
         f"<pre>{html.escape(as_text(graph))}</pre>\n</body></html>\n"
     )
+
+
+# --- plain data ----------------------------------------------------------------------------------
+
+
+def as_dict(value: Value) -> Value:
+    """A value as plain data; see `Graph.as_dict`."""
+    match value:
+        case enum.Enum():
+            return as_dict(value.value)
+        case None | bool() | int() | float() | str():
+            return value
+        case StandIn():
+            if value._leaf is not None:
+                return as_dict(value._leaf)
+            kwargs = {key: as_dict(arg) for key, arg in value._kwargs.items()}
+            return {
+                "operation": value._operation,
+                "args": as_dict(value._args),
+                **({"kwargs": kwargs} if kwargs else {}),
+            }
+        case list() | tuple():
+            return [as_dict(item) for item in value]
+        case Mapping():
+            return {"type": "dict", "items": as_dict(list(value.items()))}
+    if inspect.isroutine(value) or isinstance(value, type):
+        return {"function": f"{value.__module__}.{value.__qualname__}"}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        parts = {name: as_dict(part) for name, part in given.items() if part is not None}
+        return {"type": type(value).__name__, **parts}
+    raise ValueError(f"a {type(value).__qualname__} in a program has no form in JSON")

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sgl_vllm.lang.ir import Expr, Gen, Tool, parts_of
-from sgl_vllm.lang.tracing.deferred import Deferred
+from sgl_vllm.lang.ir import Gen, Tool, parts_of
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, SetVariable
+from sgl_vllm.lang.tracing.standin import StandIn
 from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, MAX_STEPS, MAX_TOOL_CHARS, Step, StepGraph
 
-_GEN_MAKERS = frozenset(("sgl.gen", "sgl.gen_int", "sgl.gen_string"))
-
-_TOOL_MAKERS = frozenset(("sgl.tool", "sgl.read_only_tool"))
+_GEN_MAKERS = ("gen", "gen_int", "gen_string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,9 @@ def generations_of(graph: Graph) -> Generations | None:
 
 def _num_generations(node: Node) -> int:
     match node.operation:
-        case Evaluate(Deferred(operation, _, options)):
-            chooses = any(name == "choices" for name, _ in options)  # then it is a select
-            return int(operation in _GEN_MAKERS and not chooses)
-        case Evaluate(Expr() as expr):
+        case Evaluate(StandIn() as expr):  # with choices, it is a select
+            return int(expr._operation in _GEN_MAKERS and "choices" not in expr._kwargs)
+        case Evaluate(expr):
             return sum(isinstance(part, Gen) for part in parts_of(expr))
     return 0
 
@@ -103,6 +100,7 @@ def _tool_of(node: Node) -> str | None:
     match node.operation:
         case Evaluate(Tool() as tool):
             return tool.called[:MAX_TOOL_CHARS]
-        case Evaluate(Deferred(operation, (_, function, *_))) if operation in _TOOL_MAKERS:
+        case Evaluate(StandIn() as expr) if expr._operation in ("tool", "read_only_tool"):
+            function = expr._args[1]
             return Tool(None, function).called[:MAX_TOOL_CHARS] if callable(function) else None
     return None

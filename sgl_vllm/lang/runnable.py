@@ -1,0 +1,443 @@
+"""The ways to run a program: once or many times, in a thread or on an event loop.
+
+Owns the methods that run a program, and their arguments. A single call is in `body.py`, many of
+them are in `batch.py`. What else a program can do is in `program.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+# Any: arguments and values of the user's types
+from typing import Any, Generic, Literal, TypeAlias, Unpack, cast, overload
+
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
+from sgl_vllm.lang.body import Body, cancelling_on_error
+from sgl_vllm.lang.call_types import P, Takes, called_with_options
+from sgl_vllm.lang.keywords import refuse_unknown
+from sgl_vllm.lang.loop import result_of
+from sgl_vllm.lang.ordering import PlannedOrders
+from sgl_vllm.lang.sampling import Sampling, SamplingDefaults, run_defaults
+from sgl_vllm.lang.settings import chosen_backend
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
+from sgl_vllm.lang.tracing.errors import is_tracing, stop
+from sgl_vllm.lang.transcript import Transcript
+from sgl_vllm.spelling import did_you_mean
+
+_NO_DEFAULT = inspect.Parameter.empty
+RUN_OPTIONS = (*SamplingDefaults.__annotations__, "backend", "stream", "timeout_s", "use_thread")
+_BATCH_OPTIONS = (
+    *SamplingDefaults.__annotations__,
+    *("backend", "generator_style", "num_threads", "progress_bar", "return_errors", "timeout_s"),
+)
+
+BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a run, as `run` describes them. `backend` None is the default backend at the
+    time of the run."""
+
+    sampling: Sampling
+    backend: Backend | None = None
+    stream: bool = False
+    timeout_s: float | None = None
+
+
+class Runnable(Takes[P], Generic[P, R]):
+    """A function whose first parameter `s` is the prompt it writes, and the ways to run it.
+
+    The function is a plain ``def``, whose `s` is a `ProgramState`, or an ``async def``, whose `s`
+    is an `AsyncProgramState`. Both kinds run with `run` and `run_batch`, which block the thread,
+    and with `run_async` and `run_batch_async` in code that is itself async.
+
+    Type checkers know the parameters `P` without `s`, and the type `R` of what it returns.
+    """
+
+    state_class: type[ProgramState] = ProgramState
+    """What a plain function gets as `s`."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        self._signature = inspect.signature(func)
+        parameters = list(self._signature.parameters)
+        if not parameters or parameters[0] != "s":
+            raise TypeError(f"the first parameter of {_shown(func)} must be s, the prompt")
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError(
+                f"{_shown(func)} has a yield, so calling it would not run it: use return, or read "
+                f"the text while it is generated with run(stream=True)"
+            )
+        if num_api_spec_tokens is not None and num_api_spec_tokens < 0:
+            raise ValueError(f"num_api_spec_tokens must be 0 or more, not {num_api_spec_tokens}")
+        functools.update_wrapper(self, func)
+        self.func = func
+        self.is_async = inspect.iscoroutinefunction(func)
+        self.arg_names = parameters[1:]
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bound = dict(bound or {})
+
+    def _check_names(self, names: Mapping[str, Any], options: Sequence[str] = ()) -> None:
+        """TypeError for arguments that the function does not take, with the nearest of its
+        parameters and `options`."""
+        try:
+            self._signature.bind_partial(None, **names)
+        except TypeError as error:
+            takes = ", ".join(self.arg_names) or "no arguments"
+            wrong = next((name for name in names if name not in self.arg_names), "")
+            instead = did_you_mean(wrong, (*self.arg_names, *options), f"; it takes {takes}")
+            raise TypeError(f"{_shown(self.func)} {error}{instead}") from None
+
+    def _check_call(self, args: Sequence[Any], names: Mapping[str, Any]) -> None:
+        """TypeError as by `_check_names`, and if a parameter without a value has the name of an
+        option of `run`: a keyword of that name sets the option."""
+        self._check_names(names, RUN_OPTIONS)
+        takes = self._signature.parameters
+        given = {*list(takes)[: len(args) + 1], *names, *self.bound}
+        for name in self.arg_names:
+            if name in RUN_OPTIONS and name not in given and takes[name].default is _NO_DEFAULT:
+                raise TypeError(
+                    f"{_shown(self.func)} has a parameter {name}, and run an option of that name: "
+                    f"give the argument by position, or with bind({name}=...)"
+                )
+
+    @abstractmethod
+    def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
+        """What the prompts of all `items` begin with, as far as tracing can tell."""
+
+    @abstractmethod
+    def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
+        """The orders of the `any_order`s in the prompts of `items`, as far as tracing can tell."""
+
+    @property
+    def _body(self) -> Body:
+        return Body(
+            self.func, self.bound, self.is_async, self.num_api_spec_tokens, self.state_class
+        )
+
+    def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
+        """The complete sampling options of a run that was given these."""
+        return run_defaults(**given)
+
+    # mypy: the first two overlap with the third, for a program whose own argument is a state.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, s: ProgramState, /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, s: AsyncProgramState, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The same as `run`. Inside another program, ``other(s, ...)`` writes to that program's
+        prompt."""
+        if args and isinstance(args[0], State):
+            return self.func(*args, **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    # --- one run ---------------------------------------------------------------------------------
+
+    @called_with_options
+    def run(
+        self,
+        /,
+        *args: Any,
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        min_p: float = 0.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        ignore_eos: bool = False,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        return_text_in_logprobs: bool = True,
+        stream: bool = False,
+        backend: Backend | None = None,
+        use_thread: bool = True,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> ProgramState[R]:
+        """Run the program, wait until all of it is done, and return its state.
+
+        The sampling arguments are the defaults of every `gen`; all other arguments go to the
+        function. With `stream`, the state is returned immediately, `text_iter` gives the text as it
+        is generated, and `cancel` or the end of a ``with`` block stops the run. `backend` is by
+        default that of `set_default_backend`.
+
+        Raises the ProgramError of the first operation that failed, unless the function has read
+        and caught it, and whatever the function itself raises; requests in flight are then
+        canceled. They are also canceled when the program takes longer than `timeout_s` seconds,
+        although a plain function is interrupted only where it reads its prompt. `use_thread` is
+        accepted for SGLang's programs and ignored.
+        """
+        self._check_call(args, kwargs)
+        sampling = self._run_defaults(
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            stop_regex=stop_regex,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            ignore_eos=ignore_eos,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            return_text_in_logprobs=return_text_in_logprobs,
+        )
+        return self._run(RunOptions(sampling, backend, stream, timeout_s), args, kwargs)
+
+    def _run(
+        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ProgramState[R]:
+        body, state = self._start(options, args, kwargs)
+        if options.stream:
+            return state
+        run = state._stream.run
+        with cancelling_on_error(run, options.timeout_s):
+            if self.is_async:
+                call = run.background.start(body.call_async(state, *args, **kwargs))
+                run.background.wait_for(call)
+            else:
+                body.call(state, *args, **kwargs)
+            run.background.wait_for(run.check())
+        return state
+
+    @called_with_options
+    async def run_async(
+        self,
+        /,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        use_thread: bool = True,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> ProgramState[R]:
+        """`run` as a coroutine, with the same arguments.
+
+        An ``async def`` function runs on this event loop, a plain one in a thread. With `stream`,
+        an ``async def`` function runs on the language's own loop. Canceling the coroutine cancels
+        the requests in flight.
+        """
+        sampling, kwargs = _split(kwargs)
+        self._check_call(args, kwargs)
+        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
+        return await self._run_async(options, args, kwargs)
+
+    async def _run_async(
+        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ProgramState[R]:
+        body, state = self._start(options, args, kwargs)
+        if options.stream:
+            return state
+        run = state._stream.run
+        with cancelling_on_error(run, options.timeout_s):
+            if self.is_async:
+                await body.call_async(state, *args, **kwargs)
+            else:
+                call = functools.partial(body.call, state, *args, **kwargs)
+                await result_of(run.background.start(run.background.in_body_thread(call)))
+            await result_of(run.check())
+        return state
+
+    def _start(
+        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Body, ProgramState[R]]:
+        """The state of a new run. If it is streamed, the function has been called."""
+        _refuse_in_a_trace()
+        body = self._body
+        backend = chosen_backend(options.backend)
+        state = body.new_state(backend, options.sampling, is_streamed=options.stream)
+        if options.stream:
+            body.start(state, args, kwargs, options.timeout_s)
+        return body, state
+
+    def item(self, /, *args: P.args, **kwargs: P.kwargs) -> Item:
+        """These arguments as an item of `run_batch`. TypeError for arguments that the function does
+        not take."""
+        self._signature.bind_partial(None, *args, **kwargs)
+        return {**as_item(args, self.arg_names), **kwargs}
+
+    # --- many runs -------------------------------------------------------------------------------
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: BatchItems,
+        *,
+        generator_style: Literal[False] = ...,
+        return_errors: bool = ...,
+        backend: Backend | None = ...,
+        num_threads: int | Literal["auto"] = ...,
+        progress_bar: bool = ...,
+        timeout_s: float | None = ...,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> list[ProgramState[R]]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: BatchItems,
+        *,
+        generator_style: Literal[True],
+        return_errors: bool = ...,
+        backend: Backend | None = ...,
+        num_threads: int | Literal["auto"] = ...,
+        progress_bar: bool = ...,
+        timeout_s: float | None = ...,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> Generator[ProgramState[R], None, None]: ...
+
+    def run_batch(
+        self,
+        batch_kwargs: BatchItems,
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_errors: bool = False,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> list[ProgramState[R]] | Generator[ProgramState[R], None, None]:
+        """Run the program once per item and return the states in the items' order.
+
+        An item is a dict of arguments, or a sequence of positional ones. What all prompts begin
+        with is sent to the server first, as far as tracing can tell without running the function.
+
+        At most `num_threads` programs run at a time ("auto": 256). A thread is held only while the
+        function itself runs, so few are needed for ``async def`` functions and for functions that
+        do not read their prompt.
+
+        With `generator_style`, an iterator is returned that gives each state as soon as it and
+        those before it are done; its `close` cancels the rest. An item's error is raised
+        when all items are done (the iterator raises it in the item's place). With `return_errors`,
+        the exception is returned in the item's place instead. `timeout_s` limits each item's run.
+        """
+        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
+        results = batch.results(progress_bar=progress_bar)
+        if generator_style:
+            return _each(results, return_errors=return_errors)
+        return _all(list(results), return_errors=return_errors)
+
+    async def run_batch_async(
+        self,
+        batch_kwargs: BatchItems,
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        return_errors: bool = False,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> list[ProgramState[R]]:
+        """`run_batch` as a coroutine. The functions run on the language's own event loop or in
+        threads. Canceling the coroutine cancels every run in progress."""
+        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
+        with batch.running(progress_bar=progress_bar) as futures:
+            for future in futures:
+                wrapped = asyncio.wrap_future(future)
+                try:
+                    await asyncio.wait([wrapped])
+                    wrapped.exception()  # read, so that asyncio does not log it; raised below
+                finally:
+                    wrapped.cancel()  # if it is not done: its error is not read any more
+        results = [future.exception() or future.result() for future in futures]
+        return _all(results, return_errors=return_errors)
+
+    def _batch(
+        self,
+        batch_kwargs: BatchItems,
+        backend: Backend | None,
+        num_threads: int | Literal["auto"],
+        timeout_s: float | None,
+        sampling: SamplingDefaults,
+    ) -> Batch:
+        _refuse_in_a_trace()
+        if num_threads != "auto" and num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
+        where = f"; put arguments of {_shown(self.func)} into the items, or fix them with bind()"
+        refuse_unknown("run_batch", sampling, _BATCH_OPTIONS, where)
+        return Batch(
+            self._body,
+            chosen_backend(backend),
+            self._run_defaults(**sampling),
+            [self._item(number, given) for number, given in enumerate(batch_kwargs)],
+            concurrency=AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
+            timeout_s=timeout_s,
+            shared_prefix=self._shared_prompt,
+            plan_orders=self._plan_orders,
+        )
+
+    def _item(self, number: int, given: Mapping[str, Any] | Sequence[Any]) -> Item:
+        """Item `number` of a batch. TypeError that names it if the function does not take it."""
+        try:
+            item = as_item(given, self.arg_names)
+            self._check_names(item)
+        except TypeError as error:
+            raise TypeError(f"item {number} of the batch: {error}") from None
+        return item
+
+
+def _refuse_in_a_trace() -> None:
+    if is_tracing():
+        stop(
+            "it starts a run of its own",
+            "give the other program this prompt, other(s, ...), or pass its result as an argument",
+        )
+
+
+def _shown(func: Callable[..., Any]) -> str:
+    """A function's name in messages."""
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def _split(kwargs: Mapping[str, Any]) -> tuple[SamplingDefaults, dict[str, Any]]:
+    """Sampling defaults, and the function's arguments."""
+    names = SamplingDefaults.__annotations__
+    sampling = {key: value for key, value in kwargs.items() if key in names}
+    others = {key: value for key, value in kwargs.items() if key not in names}
+    return cast(SamplingDefaults, sampling), others
+
+
+def _each(results: Results, *, return_errors: bool) -> Generator[Any, None, None]:
+    with closing(results):
+        for result in results:
+            if isinstance(result, BaseException) and not return_errors:
+                raise result
+            yield result
+
+
+def _all(results: list[ProgramState | BaseException], *, return_errors: bool) -> list[Any]:
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors and not return_errors:
+        errors[0].add_note(
+            f"{len(errors)} of {len(results)} programs of the batch failed, and this is the first "
+            f"error; pass return_errors=True to get the states of the others"
+        )
+        raise errors[0]
+    return results
