@@ -186,7 +186,7 @@ class ApproximateReuse:
             return
         pool, request_id = self._radix.pool, request.request_id
         record = pool.records.of(request)
-        if record is None or pool.tree is None:
+        if record is None or pool.is_off:
             return
         marked.namespace, marked.tokens = record.namespace, record.tokens
         if not marked.reuses or request.num_preemptions or marked.num_tries < 0:

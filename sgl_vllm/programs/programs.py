@@ -33,7 +33,8 @@ from sgl_vllm.radix.tokens import TOKEN_BYTES
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from sgl_vllm.radix.manager import Left, RadixKVCacheManager
+    from sgl_vllm.radix.manager import RadixKVCacheManager
+    from sgl_vllm.radix.retention import Left
     from sgl_vllm.radix.tree import RadixTree
 
 logger = logging.getLogger("vllm.sgl_vllm.radix")
@@ -139,7 +140,7 @@ class Programs:
 
     def step_starts(self) -> None:
         """A step begins, which may evict what ended requests have left."""
-        if self._radix.left:
+        if self._radix.retention.left:
             self._guarded(lambda tree: None)
 
     def _left(self, tree: RadixTree, left: Left) -> None:
@@ -239,7 +240,8 @@ class Programs:
         tree = self._radix.tree
         if tree is None:
             return None
-        left, self._radix.left = self._radix.left, []
+        retention = self._radix.retention
+        left, retention.left = retention.left, []
         for one in left:
             self._guard.run(self._left, tree, one)
         return self._guard.run(step, tree, *args)

@@ -72,7 +72,7 @@ class Checkpoints:
 
     Args:
         pool: the blocks, and the tree over them.
-        groups: with at least one recurrent group.
+        groups: without a recurrent group there are no checkpoints.
     """
 
     def __init__(self, pool: RadixBlockPool, groups: Groups) -> None:
@@ -86,17 +86,19 @@ class Checkpoints:
         end = start + num_new_tokens
         return min((stop for stop in record.stops if start < stop < end), default=end) - start
 
-    def begin(self, request: Request, record: RequestRecord, num_new_tokens: int) -> bool:
+    def begin(self, request: Request, num_new_tokens: int) -> bool:
         """Ask vLLM for a checkpoint of what a running request has computed, when it next allocates
         blocks for it, if there is reason and room for one. Returns whether it was requested."""
-        position = request.num_computed_tokens
+        record, position = self._pool.records.known(request), request.num_computed_tokens
+        if record is None or not self._groups.recurrent:
+            return False
         is_stop = position in record.stops
         if not is_stop and position != request.num_prompt_tokens:
             return False
         tree, groups = self._pool.tree, self._groups
         number, num_inside = divmod(position, groups.block_size)
         block_ids = groups.state_at(request, position) if num_inside else None
-        if block_ids is None or tree is None or tree.states is None:
+        if block_ids is None or tree.states is None:
             return False  # at the end of a block the state stays there by itself
         num_needed = num_new_tokens // groups.block_size + 1
         num_needed *= groups.num_blocks_per_full_block
@@ -130,7 +132,6 @@ class Checkpoints:
         block_ids = [block.block_id for block in copies]
         self._pool.index(request, blocks, position, states={position: block_ids})
         self._pool.mark_computed_in_this_step(block_ids)
-        record, tree = self._pool.records.known(request), self._pool.tree
-        assert tree is not None and tree.states is not None
+        record = self._pool.records.known(request)
         is_stop = record is not None and position in record.stops
-        tree.states.mark(block_ids[0], Kind.BRANCH if is_stop else Kind.PROMPT)
+        self._pool.tree.mark_state(block_ids[0], Kind.BRANCH if is_stop else Kind.PROMPT)

@@ -90,7 +90,8 @@ class EvictionMemory:
     """The evicted runs of one tree.
 
     Args:
-        max_bytes: about how much host memory they may take. The oldest are forgotten first.
+        max_bytes: about how much host memory they may take. The oldest are forgotten first. With 0,
+            nothing is remembered.
         namespaces: of the tree's roots.
 
     Invariant: `check` below. A run that hangs at a forgotten one cannot be found, but counts until
@@ -125,11 +126,13 @@ class EvictionMemory:
     def begin(self, reason: Reason | None, now: float = 0.0) -> None:
         """What leaves the tree from now on does so for this reason. With None it is forgotten at
         once: its KV was wrong or never computed."""
-        self._reason = reason
+        self._reason = reason if self.max_bytes else None
         self._now = now
 
     def node_left(self, node: Node) -> None:
         """`node` is about to leave the tree, after its parent or with it."""
+        if self._reason is None:
+            return
         if node.children:  # they leave next
             if node.evicted is None:
                 node.evicted = {}
@@ -139,6 +142,9 @@ class EvictionMemory:
 
     def end_left(self, node: Node, end: int) -> None:
         """Childless `node` is about to lose its tokens from `end` on."""
+        if self._reason is None:
+            _cut_after(node, end)
+            return
         lost = node.tokens[(end - node.start) * TOKEN_BYTES :]
         self._add_or_extend(node, end, lost, _cut_after(node, end))
 

@@ -15,12 +15,12 @@ waits while others run, which give blocks back:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgl_vllm.radix.checkpoints import MIN_GAIN
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.node import Match
 from sgl_vllm.radix.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -45,10 +45,28 @@ def max_copies(config: KVCacheConfig) -> int | None:
     return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
 
 
-def last_blocks(block_ids: list[int], others: Sequence[list[int]]) -> list[int]:
-    """The blocks that a hit inside a block copies: the last ones of full attention, `block_ids`,
-    and of each other group."""
-    return [ids[-1] for ids in (block_ids, *others)]
+class HitPlan(NamedTuple):
+    """What a request reads of its match.
+
+    Attributes:
+        holder: the tokens of the hit, as a match of their own.
+        block_ids: its blocks of full attention.
+        others: for each other group its blocks from number 0 on, `HOLE` for those that the hit does
+            not need.
+    """
+
+    holder: Match
+    block_ids: list[int]
+    others: list[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.holder.num_tokens
+
+    @property
+    def last_blocks(self) -> list[int]:
+        """The blocks that are copied if it ends inside a block."""
+        return [ids[-1] for ids in (self.block_ids, *self.others)]
 
 
 class HitCopies:
@@ -81,29 +99,24 @@ class HitCopies:
         """A request was admitted with a hit that ends inside a block."""
         self._num_copies += self._groups.num_groups
 
-    def may_be_made(
-        self, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
-    ) -> bool:
-        """Whether the hit of `num_tokens` that these blocks hold may end inside the last ones, if
-        there is room."""
+    def may_be_made(self, plan: HitPlan) -> bool:
+        """Whether the hit may end inside its last blocks, if there is room."""
         if self._num_copies and self._num_copies + self._groups.num_groups > self._max_copies:
             return False
-        return self._pool.may_be_copied(num_tokens, last_blocks(block_ids, others))
+        return self._pool.may_be_copied(plan.num_tokens, plan.last_blocks)
 
-    def have_room(
-        self, num_slots: int, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
-    ) -> bool:
+    def have_room(self, num_slots: int, plan: HitPlan) -> bool:
         """Whether a request of `num_slots` tokens fits while it also holds the blocks that it
-        copies from. `num_tokens`, `block_ids` and `others` are as above.
+        copies from.
 
         Without this check, a request that needs every block of the cache is never admitted.
         """
-        num_needed = self._groups.max_blocks(num_slots, num_tokens) + self._groups.num_groups
+        num_needed = self._groups.max_blocks(num_slots, plan.num_tokens) + self._groups.num_groups
         num_needed += self._num_reserved
         num_free = self._pool.get_num_free_blocks()
         if num_needed <= num_free:
             return True
-        of_hit = (i for ids in (block_ids, *others) for i in ids if i != HOLE)
+        of_hit = (i for ids in (plan.block_ids, *plan.others) for i in ids if i != HOLE)
         num_in_use = sum(self._pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit)
         return num_needed <= num_free + num_in_use
 

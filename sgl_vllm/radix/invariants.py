@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES
 from sgl_vllm.radix.tree import RadixTree
+
+if TYPE_CHECKING:
+    from sgl_vllm.radix.pool import RadixBlockPool
 
 
 def check_tree(tree: RadixTree) -> None:
@@ -28,15 +33,33 @@ def check_tree(tree: RadixTree) -> None:
             assert tree.order.holds(node), "an evictable leaf is in no queue"
         num_tokens += node.end - node.start
         num_nodes += 1
-    if tree.windows is not None:
-        tree.windows.check(tree.nodes())
-        owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.windows}
-    if tree.evictions is not None:
-        tree.evictions.check(tree.nodes())
-    if tree.states is not None:
-        tree.states.check(tree.nodes())
-        owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.states}
+    tree.evictions.check(tree.nodes())
+    for component in tree.components:
+        component.check(tree.nodes())
+        owners |= {i: node for i, node in tree.blocks.owners.items() if i in component}
     assert owners == tree.blocks.owners
     assert tree.blocks.locked <= owners.keys()
     assert (num_tokens, num_nodes) == (tree.num_tokens, tree.num_nodes)
     tree.watchers.check_invariants()
+
+
+def check_pool(pool: RadixBlockPool) -> None:
+    """Raise AssertionError if tree and pool disagree: free + cached + in use = all, and the tree's
+    locks are the reference counts."""
+    tree = pool.tree
+    assert not pool.is_off, f"the tree is {pool.off_reason}"
+    check_tree(tree)
+    free, block = [], pool.free_block_queue.fake_free_list_head.next_free_block
+    while block is not None and block is not pool.free_block_queue.fake_free_list_tail:
+        free.append(block)
+        block = block.next_free_block
+    assert len(free) == pool.get_num_free_blocks() == len({b.block_id for b in free})
+    in_use = [b for b in pool.blocks if b.ref_cnt > 0 and not b.is_null]
+    assert all(b.ref_cnt == 0 for b in free)
+    assert len(free) + len(in_use) == pool.num_gpu_blocks - 1
+    assert tree.num_locked_blocks == sum(b.block_id in tree for b in in_use)
+    assert tree.num_evictable_blocks == sum(b.block_id in tree for b in free)
+    for block in pool.blocks:
+        assert (block.block_id in tree) == (block.block_hash is not None), block
+    num_empty = len(free) - tree.num_evictable_blocks
+    assert not any(b.block_id in tree for b in free[:num_empty]), "a cached block is in front"

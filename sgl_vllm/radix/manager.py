@@ -1,70 +1,53 @@
 """vLLM's KV-cache manager, with the radix tree as its prefix cache.
 
-Owns what a request's lookup finds, and which of its tokens are computed, so that other requests may
-share them. Does not own allocating, copying and events, which stay vLLM's, nor the tree's agreement
-with the blocks (`pool.py`), nor pins (`pins.py`). `RadixKVCacheManager.adopt` changes live vLLM
+Owns vLLM's interface to it. Does not own what a lookup finds (`lookup.py`), which tokens other
+requests may share (`retention.py`), the tree's agreement with the blocks (`pool.py`), nor
+allocating, copying and events, which stay vLLM's. `RadixKVCacheManager.adopt` changes live vLLM
 objects in place, so every reference to them stays valid.
 
 A hit may end inside a block. vLLM then allocates one more block and copies the partial one into it
-before the forward pass.
+before the forward pass. Whole blocks enter the tree when they are scheduled, as in vLLM, the rest
+when it is computed. With speculative decoding, the tree has accepted tokens only.
 
-                 cached, full blocks    | partial |        to compute
-    hit      [0 ........................|... hit) |
-    blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
-    indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
-
-With several groups (`components/`), one block of each is copied, unless the hit ends where one of
-its blocks does. In `allocate_slots`, vLLM frees superseded states and blocks that have left a
-window, and may reuse them in the same call. So computed tokens enter the tree before that call.
-
-With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
-depend on the next token (EAGLE), which another request may not share. So a match of m tokens gives
-a hit of m - 1 there.
+In `allocate_slots`, vLLM frees superseded states and blocks that have left a window, and may reuse
+them in the same call. So computed tokens enter the tree before that call.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple  # Any: arguments of vLLM's
+from typing import Any  # Any: arguments of vLLM's
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
-from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
-from sgl_vllm.radix.components.state_order import Kind
-from sgl_vllm.radix.components.states import States
+from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
-from sgl_vllm.radix.hit_copies import HitCopies, last_blocks
+from sgl_vllm.radix.hit_copies import HitCopies, HitPlan
 from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.keys import is_salted
-from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
-from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node, holder_of
+from sgl_vllm.radix.lookup import Lookup
+from sgl_vllm.radix.misses import Misses
+from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.request_record import RequestRecord, is_first_admission
+from sgl_vllm.radix.request_record import is_first_admission
+from sgl_vllm.radix.retention import Retention
 from sgl_vllm.radix.snapshot import NO_CONTEXTS, CacheSnapshot, Json, take_snapshot
-from sgl_vllm.radix.stats import RadixCounters, RadixGauges
+from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
-
-
-class Left(NamedTuple):
-    """An ended request whose tokens are in the tree."""
-
-    record: RequestRecord
-    ended_s: float
 
 
 class RadixKVCacheManager(KVCacheManager):
@@ -76,15 +59,13 @@ class RadixKVCacheManager(KVCacheManager):
     policy: str
     groups: Groups
     block_size: int
-    drafting: Drafting
-    checkpoints: Checkpoints | None
-    """None for a model without recurrent layers."""
+    checkpoints: Checkpoints
     misses: Misses
+    lookup: Lookup
+    retention: Retention
     first_scored: MutableMapping[Request, int]
     """The first prompt token whose score a request asks for. A hit ends before the token that
     precedes it, whose forward pass gives the score."""
-    left: list[Left]
-    """The requests that have ended since the last step began, and left something in the tree."""
     _explaining: Guard
     """Errors in `misses`."""
     _ttl_s: float
@@ -141,28 +122,32 @@ class RadixKVCacheManager(KVCacheManager):
         manager.policy = policy
         manager.groups = groups
         manager.block_size = groups.block_size
-        manager.drafting = drafting
-        manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
+        manager.checkpoints = Checkpoints(manager.pool, groups)
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
-        manager._explaining = Guard(
+        guard = manager._explaining = Guard(
             "explaining a cache miss", "the counters of misses may be wrong", logger
         )
         manager.first_scored = WeakKeyDictionary()
-        manager.left = []
+        manager.retention = Retention(manager.pool, groups, manager.counters)
         manager._ttl_s = ttl_s
-        manager._copies = HitCopies(manager.pool, groups, max_copies, manager.watermark_blocks)
+        copies = manager._copies = HitCopies(
+            manager.pool, groups, max_copies, manager.watermark_blocks
+        )
         manager._num_external = 0
+        manager.lookup = Lookup(
+            manager.pool, copies, manager.misses, guard, drafting, manager.max_model_len
+        )
         return manager
 
     @property
     def tree(self) -> RadixTree | None:
         """None while it is off."""
-        return self.pool.tree
+        return None if self.is_off else self.pool.tree
 
     @property
     def is_off(self) -> bool:
         """Whether the tree is off: see `RadixBlockPool.off_reason`."""
-        return self.pool.tree is None
+        return self.pool.is_off
 
     @property
     def failed(self) -> bool:
@@ -178,13 +163,13 @@ class RadixKVCacheManager(KVCacheManager):
         if self.pool.hash_blocks:
             return stock
         hash_block_size = self.block_pool.hash_block_size
-        return placeholder_hasher(stock, hash_block_size, lambda: self.tree is not None)
+        return placeholder_hasher(stock, hash_block_size, lambda: not self.is_off)
 
     # -- lookup -------------------------------------------------------------------------------
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
-        self.left.clear()
+        self.retention.left.clear()
         self._copies.step_starts()
         self.pool.step_starts()
         if self._ttl_s:
@@ -192,58 +177,24 @@ class RadixKVCacheManager(KVCacheManager):
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix of `request`, without side effects."""
-        return self.pool.guarded(self._match, request) or NO_MATCH
-
-    def _match(self, request: Request) -> Match:
-        return self.pool.match(self.pool.records.of(request))
+        return self.pool.guarded(self.lookup.match, request) or NO_MATCH
 
     def hit_length(self, match: Match) -> int:
-        """How many tokens of a match a request can read. `match` is made since the last change."""
-        return self.pool.guarded(self._hit_length, match) or 0
-
-    def _hit_length(self, match: Match) -> int:
-        assert self.tree is not None
-        return self.tree.longest_hit(match, match.num_tokens)
+        """How many tokens of a current match a request can read."""
+        return self.pool.guarded(self.lookup.hit_length, match) or 0
 
     def hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
         """How many tokens of each candidate a request that begins with it could read.
 
         Changes nothing: no age, count or order. What the step under way computes is not counted.
         """
-        found = self.pool.guarded(self._hit_lengths, namespace, candidates)
+        found = self.pool.guarded(self.lookup.hit_lengths, namespace, candidates)
         return found if found is not None else [0] * len(candidates)
-
-    def _hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
-        tree = self.tree
-        assert tree is not None
-        matches = (tree.match_prefix(namespace, tokens) for tokens in candidates)
-        num_lookahead = self.drafting.num_lookahead
-        return [tree.longest_hit(m, m.num_tokens - num_lookahead) for m in matches]
 
     def hit_length_mid_step(self, request: Request) -> int:
         """How many tokens of `request` a lookup in the middle of a step would find. Of what this
         step computes, these are whole blocks only."""
-        return self.pool.guarded(self._hit_length_mid_step, request) or 0
-
-    def _hit_length_mid_step(self, request: Request) -> int:
-        tree = self.tree
-        assert tree is not None
-        match = self._match(request)
-        num_tokens = tree.longest_hit(match, match.num_tokens)
-        while num_tokens % self.block_size:
-            _, block_ids, others = self._blocks_of_hit(match, num_tokens)
-            if self.pool.may_be_copied(num_tokens, last_blocks(block_ids, others)):
-                break
-            num_tokens = self._next_shorter_hit(match, num_tokens)
-        return num_tokens
-
-    def _next_shorter_hit(self, match: Match, num_tokens: int) -> int:
-        """The longest hit of a match that may be read where one of `num_tokens`, which ends inside
-        a block, may not: with states the one before it, else of whole blocks."""
-        tree = self.tree
-        assert tree is not None
-        num_inside = num_tokens % self.block_size if tree.states is None else 1
-        return tree.longest_hit(match, num_tokens - num_inside)
+        return self.pool.guarded(self.lookup.hit_length_mid_step, request) or 0
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
@@ -265,131 +216,39 @@ class RadixKVCacheManager(KVCacheManager):
         first_scored = self.first_scored.get(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
-        if self.pool.tree is None:
-            self.misses.not_looked_up(request.num_prompt_tokens, "part_off")
-            stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
-            blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
-            if num_tokens > limit:  # and a shorter hit needs other blocks of a window group
-                shorter, num_tokens, _ = self.coordinator.find_longest_cache_hit(
-                    request.block_hashes, limit
-                )
-                blocks = self.create_kv_cache_blocks(shorter)
-            return blocks, num_tokens, boundary
-        if not self.prefix_cache_lookup_enabled(request):
-            self.misses.not_looked_up(request.num_prompt_tokens, "skipped")
+        num_prompt_tokens = request.num_prompt_tokens
+        if not self.is_off and not self.prefix_cache_lookup_enabled(request):
+            self.misses.not_looked_up(num_prompt_tokens, "skipped")
             return self.empty_kv_cache_blocks, 0, 0
-        found = self.pool.guarded(self._find, request, limit, num_before_last)
-        if found is not None:
-            return *found, 0
-        if self.is_off:
-            self.misses.not_looked_up(request.num_prompt_tokens, "part_off")
-        return self.empty_kv_cache_blocks, 0, 0
-
-    def _find(
-        self, request: Request, limit: int, num_before_last: int
-    ) -> tuple[KVCacheBlocks, int] | None:
-        """The cached blocks of `request`, for at most `limit` tokens. The limit would be
-        `num_before_last` if it asked for no scores."""
-        tree, record = self.pool.tree, self.pool.records.of(request)
-        if tree is None or record is None or record.namespace is None:
-            self.misses.not_looked_up(request.num_prompt_tokens, "skipped")
-            return None
-        match = self.pool.match(record)
-        if self.checkpoints is not None:
-            self._note_stops(record, match, limit)
-        num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)
-        found = self._read(request, record, match, num_readable) if num_readable > 0 else None
-        num_read = found[1] if found is not None else 0
-        missed: list[Missed] = []
-        if num_read < match.num_tokens:
-            cached, num_prompt_tokens = match.num_tokens, request.num_prompt_tokens
-            ends: tuple[tuple[int, Cause], ...] = (
-                (tree.longest_hit(match, num_readable), "whole_blocks"),
-                (num_readable, "component"),
-                (min(cached, limit), "drafter"),
-                (min(cached, num_before_last), "scored"),
-                (min(cached, num_prompt_tokens), "last_token"),
+        plan = self.pool.guarded(self.lookup.find, request, limit, num_before_last)
+        if plan is not None and plan.num_tokens:
+            return self._blocks_of(request, plan), plan.num_tokens, 0
+        if not self.is_off:
+            return self.empty_kv_cache_blocks, 0, 0
+        self.misses.not_looked_up(num_prompt_tokens, "part_off")
+        stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
+        blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
+        if num_tokens > limit:  # and a shorter hit needs other blocks of a window group
+            shorter, num_tokens, _ = self.coordinator.find_longest_cache_hit(
+                request.block_hashes, limit
             )
-            missed = not_read(num_read, ends)
-        try:  # an error here must not cost the tree
-            self.misses.looked_up(
-                missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
-            )
-        except Exception:
-            self._explaining.record()
-        return found
+            blocks = self.create_kv_cache_blocks(shorter)
+        return blocks, num_tokens, boundary
 
-    def _read(
-        self, request: Request, record: RequestRecord, match: Match, limit: int
-    ) -> tuple[KVCacheBlocks, int] | None:
-        """The cached blocks of at most `limit` tokens of a match, which is at least one."""
-        tree = self.pool.tree
-        assert tree is not None
-        num_tokens = tree.longest_hit(match, limit)
-        num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
-        num_with_room = num_tokens
-        while True:
-            holder, block_ids, others = self._blocks_of_hit(match, num_tokens)
-            if num_tokens % self.block_size == 0:
-                break
-            if self._copies.may_be_made(num_tokens, block_ids, others):
-                if self._copies.have_room(num_slots, num_tokens, block_ids, others):
-                    break
-            elif num_with_room == num_tokens:
-                num_with_room = 0  # room alone would not help
-            num_tokens = self._next_shorter_hit(match, num_tokens)
-        if num_tokens < num_with_room:
-            self._copies.note_lack_of_room(record, num_with_room - num_tokens)
-        if not num_tokens:
-            return None
-        # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
-        record.used = holder if num_tokens < limit else match
-        record.num_found = num_tokens
-        all_blocks = self.block_pool.blocks
-        blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)
-        if others:
-            null_block = self.block_pool.null_block
+    def _blocks_of(self, request: Request, plan: HitPlan) -> KVCacheBlocks:
+        all_blocks, null_block = self.block_pool.blocks, self.block_pool.null_block
+        blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in plan.block_ids],)
+        if plan.others:
             blocks += tuple(
-                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in others
+                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in plan.others
             )
             blocks = self.groups.in_vllms_order(blocks)
         if (
             self.enable_kv_cache_events
             and getattr(request, "kv_cache_report_mode", "incremental") == "full"
         ):
-            announce_hit(self.pool, request, blocks, num_tokens)
-        return KVCacheBlocks(blocks), num_tokens
-
-    def _note_stops(self, record: RequestRecord, match: Match, limit: int) -> None:
-        """Note where a request leaves checkpoints: where what is cached ends, and what other
-        waiting requests share with it."""
-        tree = self.tree
-        assert tree is not None
-        branches = [match.num_tokens, *record.num_shared]
-        num_hit = tree.longest_hit(match, limit)
-        record.stops = stops_for((min(branch, limit) for branch in branches), num_hit)
-
-    def _blocks_of_hit(
-        self, match: Match, num_tokens: int
-    ) -> tuple[Match, list[int], list[list[int]]]:
-        """For a hit of `num_tokens` of a match: the tokens of the hit as a match of its own, its
-        blocks of full attention, and those of each other group."""
-        tree = self.tree
-        assert tree is not None
-        holder = match if num_tokens == match.num_tokens else holder_of(match, num_tokens)
-        block_ids = tree.block_ids(holder, num_tokens)
-        return holder, block_ids, self._other_group_blocks(holder, num_tokens)
-
-    def _other_group_blocks(self, match: Match, num_tokens: int) -> list[list[int]]:
-        """For each group but full attention the blocks of a hit, from number 0 on: `HOLE` for those
-        that the hit does not need."""
-        tree = self.tree
-        if tree is None or self.groups.num_groups == 1:
-            return []
-        num_holes = -(-num_tokens // self.block_size) - 1
-        others = tree.window_ids(match, num_tokens)
-        others += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]
-        return others
+            announce_hit(self.pool, request, blocks, plan.num_tokens)
+        return KVCacheBlocks(blocks)
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         """Called once for every request that is admitted."""
@@ -414,13 +273,7 @@ class RadixKVCacheManager(KVCacheManager):
             self.counters.partial_block_hit_tokens += num_inside
             self.counters.whole_block_hit_tokens += num_hits - num_inside
         if num_hits:
-            self.pool.guarded(self._record_hit, request)
-
-    def _record_hit(self, request: Request) -> None:
-        tree, record = self.pool.tree, self.pool.records.of(request)
-        if tree is not None and record is not None:
-            record.used = tree.record_hit(record.used, request.priority)
-            tree.record_state_use(record.used, record.num_found)
+            self.pool.guarded(self.lookup.record_hit, request)
 
     # -- insert -------------------------------------------------------------------------------
 
@@ -446,38 +299,29 @@ class RadixKVCacheManager(KVCacheManager):
             return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
-            self.pool.guarded(self._index_before_blocks_go, request)
-            if self.checkpoints is not None:
-                leaves_checkpoint = bool(
-                    self.pool.guarded(self._begin_checkpoint, request, num_new_tokens)
-                )
+            self.pool.guarded(self.retention.index_before_blocks_go, request)
+            leaves_checkpoint = bool(
+                self.pool.guarded(self.checkpoints.begin, request, num_new_tokens)
+            )
         self.pool.first_computed = request.num_computed_tokens + num_new_computed_tokens
-        blocks = super().allocate_slots(
-            request,
-            num_new_tokens,
-            num_new_computed_tokens,
-            *args,
-            num_external_computed_tokens=num_external_computed_tokens,
-            delay_cache_blocks=delay_cache_blocks,
-            has_scheduled_reqs=has_scheduled_reqs,
-            **kwargs,
-        )
-        if leaves_checkpoint and self.checkpoints is not None:
-            if blocks is not None:
-                self.pool.guarded(self.checkpoints.finish, request)
-                self.counters.checkpoints += 1
-            else:
-                self.checkpoints.withdraw(request)
-                blocks = super().allocate_slots(
-                    request,
-                    num_new_tokens,
-                    num_new_computed_tokens,
-                    *args,
-                    num_external_computed_tokens=num_external_computed_tokens,
-                    delay_cache_blocks=delay_cache_blocks,
-                    has_scheduled_reqs=has_scheduled_reqs,
-                    **kwargs,
-                )
+        while True:
+            blocks = super().allocate_slots(
+                request,
+                num_new_tokens,
+                num_new_computed_tokens,
+                *args,
+                num_external_computed_tokens=num_external_computed_tokens,
+                delay_cache_blocks=delay_cache_blocks,
+                has_scheduled_reqs=has_scheduled_reqs,
+                **kwargs,
+            )
+            if blocks is not None or not leaves_checkpoint:
+                break
+            self.checkpoints.withdraw(request)
+            leaves_checkpoint = False
+        if leaves_checkpoint:
+            self.pool.guarded(self.checkpoints.finish, request)
+            self.counters.checkpoints += 1
         self.pool.first_computed = None
         self._num_external = num_external_computed_tokens
         if blocks is None:
@@ -503,7 +347,7 @@ class RadixKVCacheManager(KVCacheManager):
     def index_prompt(self, request: Request) -> None:
         """Put the whole prompt of a running `request` into the tree, to the token. It must be
         computed before the next forward pass begins."""
-        self.pool.guarded(self._index, request, request.num_prompt_tokens)
+        self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
 
     def free(self, request: Request) -> None:
         self._leave(request)
@@ -514,120 +358,22 @@ class RadixKVCacheManager(KVCacheManager):
         return super().pop_blocks_for_free(request)
 
     def _leave(self, request: Request) -> None:
-        self.pool.guarded(self._retain, request)
+        self.pool.guarded(self.retention.retain, request)
         self.pool.discard_request(request)
-
-    def _retain(self, request: Request) -> None:
-        """Put what `request` has computed into the tree, before its blocks are released."""
-        blocks = self.groups.full_blocks.get(request.request_id)
-        if blocks and self.enable_caching:
-            record = self.pool.records.of(request)
-            num_scheduled = self.groups.num_cached_blocks.get(request.request_id, 0)
-            num_sure = self.pool.loads.num_sure(request)
-            if num_scheduled * self.block_size > num_sure:
-                # It was taken out of the step that would have computed it, or its load has failed
-                # or may fail yet. Only blocks of its own leave the tree, not those that it found.
-                num_kept = max(num_sure, record.num_found if record else 0)
-                end = num_scheduled * self.block_size
-                uncertain = blocks[num_kept // self.block_size : num_scheduled]
-                for each in (uncertain, *self.groups.window_blocks_of(request, num_kept, end)):
-                    self.pool.unindex(each)
-            num_tokens, states = self._num_to_index(request, record), None
-            if self.groups.recurrent and record is not None:
-                num_tokens, states = self._states_left(request, record, num_tokens)
-            # After a failed load, vLLM may count blocks as computed that another request was to
-            # load, which has failed too.
-            if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
-                is_cached = self.pool.index(
-                    request, blocks, num_tokens, is_last_use=True, states=states
-                )
-                tree = self.tree
-                if states and num_tokens in states and tree is not None and tree.states is not None:
-                    tree.states.mark(states[num_tokens][0], Kind.END)
-                self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
-                if is_cached and record is not None and request.is_finished():
-                    self.left.append(Left(record, time.monotonic()))
-
-    def _states_left(
-        self, request: Request, record: RequestRecord, num_tokens: int
-    ) -> tuple[int, States]:
-        """The states that a request leaves behind when it releases its blocks, and how many tokens
-        have to enter the tree with them.
-
-        Passes in flight still advance the state, so the blocks will hold the one after their last
-        token. It can be indexed only if all these tokens are known by now. Whatever reads it runs
-        after these passes.
-        """
-        if request.num_computed_tokens <= request.num_tokens:
-            num_tokens = request.num_computed_tokens
-        else:
-            num_tokens -= num_tokens % self.block_size
-        return num_tokens, self.groups.states_of(request, record.num_with_states, num_tokens)
-
-    def _index(self, request: Request, num_tokens: int, states: States | None = None) -> None:
-        """Put the first tokens of a running request into the tree, if it still has its blocks."""
-        if request.num_computed_tokens < num_tokens:
-            return
-        blocks = self.groups.full_blocks.get(request.request_id)
-        if blocks and self.enable_caching:
-            self.pool.index(request, blocks, num_tokens, states=states)
-
-    def _index_before_blocks_go(self, request: Request) -> None:
-        """Put the whole blocks, of any group, that a running request has computed into the tree,
-        and its states after them, unless they have been there."""
-        record = self.pool.records.known(request)
-        if record is None:
-            return
-        num_tokens = self._num_to_index(request, record)
-        if not self.groups.recurrent:
-            num_tokens -= num_tokens % self.groups.common_block_size
-            if num_tokens > record.num_indexed:
-                self._index(request, num_tokens)
-            return
-        num_tokens -= num_tokens % self.block_size
-        if num_tokens > record.num_with_states:
-            states = self.groups.states_of(request, record.num_with_states, num_tokens)
-            self._index(request, num_tokens, states)
-            record.num_with_states = num_tokens
-
-    def _begin_checkpoint(self, request: Request, num_new_tokens: int) -> bool:
-        record = self.pool.records.known(request)
-        if self.checkpoints is None or record is None:
-            return False
-        return self.checkpoints.begin(request, record, num_new_tokens)
 
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
         record = self.pool.records.known(request)
-        if self.checkpoints is None or record is None or self.tree is None:
+        if record is None or self.is_off:
             return num_new_tokens
         return self.checkpoints.cut_to_stop(record, start, num_new_tokens)
 
-    def _num_to_index(self, request: Request, record: RequestRecord | None) -> int:
-        """How many of the request's tokens other requests may share.
-
-        Tokens of a step in flight are not computed yet, and placeholders are no tokens. vLLM counts
-        tokens as computed that a connector may still be loading. Of those, only the blocks that
-        vLLM has cached itself are there. Tokens past the loaded ones are computed from them.
-        """
-        # A preempted request has no computed tokens, but may still have tokens in flight.
-        num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
-        num_tokens = min(num_computed, request.num_tokens, self.pool.loads.num_sure(request))
-        if record is not None and 0 < num_tokens <= record.num_loaded:
-            num_cached = self.groups.num_cached_blocks.get(request.request_id, 0)
-            num_tokens = min(num_tokens, num_cached * self.block_size)
-        return num_tokens
-
     def estimate_cached_tokens(self, request: Request) -> int:
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
-        if self.tree is None:
+        if self.is_off:
             return super().estimate_cached_tokens(request)
-        return self.pool.guarded(self._estimate_cached_tokens, request) or 0
-
-    def _estimate_cached_tokens(self, request: Request) -> int:
-        record = self.pool.records.of(request)
-        return 0 if record is None else self._num_to_index(request, record)
+        return self.pool.guarded(self.retention.num_shareable, request) or 0
 
     def evict_last(self, wanted: Collection[Node]) -> None:
         """These nodes are evicted after all others, until the next call. The same object means the
@@ -649,27 +395,26 @@ class RadixKVCacheManager(KVCacheManager):
         self.pins.restore(pins)
         return False
 
-    def forget_misses(self) -> None:
-        """Forget what was missed and evicted. The cache must be empty."""
+    def renew(self) -> None:
+        """Count, miss and evict as if nothing had been. The cache must be empty."""
+        self.counters = self.retention.counters = RadixCounters()
+        self.pool.counters = EvictionCounters()
         self.misses.forget()
-        if self.tree is not None and self.tree.evictions is not None:
-            self.tree.evictions.clear()
+        self.pool.tree.evictions.clear()
 
     # -- views --------------------------------------------------------------------------------
 
     @property
     def gauges(self) -> RadixGauges:
-        tree = self.tree
+        tree = self.pool.tree
         return RadixGauges(
-            tree_nodes=tree.num_nodes if tree is not None else 0,
-            tree_tokens=tree.num_tokens if tree is not None else 0,
-            tree_blocks=tree.num_blocks if tree is not None else 0,
-            tree_states=tree.num_states if tree is not None else 0,
+            tree_nodes=tree.num_nodes,
+            tree_tokens=tree.num_tokens,
+            tree_blocks=tree.num_blocks,
+            tree_states=tree.num_states,
             cache_tokens=self.groups.tokens_in(self.block_pool.num_gpu_blocks - 1),
-            occupied_tokens=self.groups.tokens_in(tree.num_blocks if tree is not None else 0),
-            protected_tokens=self.groups.tokens_in(
-                tree.num_locked_blocks if tree is not None else 0
-            ),
+            occupied_tokens=self.groups.tokens_in(tree.num_blocks),
+            protected_tokens=self.groups.tokens_in(tree.num_locked_blocks),
             pinned_tokens=self.groups.tokens_in(len(self.pins.block_ids)),
             block_size=self.block_size,
         )
@@ -685,7 +430,7 @@ class RadixKVCacheManager(KVCacheManager):
         totals only, and never tokens. See `take_snapshot`."""
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
-        if self.tree is None:
+        if self.is_off:
             return None
         pinned = self.pins.block_ids
         return CacheSnapshot(
@@ -694,7 +439,7 @@ class RadixKVCacheManager(KVCacheManager):
             free_blocks=self.pool.num_empty_blocks,
             num_pinned_blocks=len(pinned),
             tree=take_snapshot(
-                self.tree,
+                self.pool.tree,
                 max_nodes,
                 is_isolated=is_salted,
                 pinned=pinned,

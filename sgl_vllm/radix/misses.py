@@ -219,7 +219,7 @@ class Misses:
         if node is not None:
             runs = node.evicted
         else:
-            runs = tree.evictions.at_root(namespace) if tree.evictions is not None else None
+            runs = tree.evictions.at_root(namespace)
         if runs:
             position = self._add_evicted(runs, position, tokens, num_prompt_tokens, tree.clock())
         adapters, own = self._adapters, namespace.adapter

@@ -97,7 +97,7 @@ class Pins:
                 off.
         """
         tree = self._pool.tree
-        if tree is None:
+        if self._pool.is_off:
             raise ValueError(f"the radix tree is {self._pool.off_reason}")
         if len(self._pins) >= self.max_pins:
             raise ValueError(
@@ -151,7 +151,7 @@ class Pins:
         Cost: a lookup per block of `evicted`, and the blocks of each pin that holds one.
         """
         tree = self._pool.tree
-        if not self._pins or tree is None:
+        if not self._pins or self._pool.is_off:
             return
         for pin_id in {pin_id for block in evicted for pin_id in self._holders.get(block, ())}:
             pin = self._pins[pin_id]

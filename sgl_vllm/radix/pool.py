@@ -12,19 +12,19 @@ vLLM keeps all blocks without a reference in one queue and hands them out from i
 To *index* a request is to insert its computed tokens and their blocks into the tree; to *unindex*
 blocks is to take them out again.
 
-A block in the tree carries a hash, vLLM's or `_MARK`, so vLLM puts it at the back when it is freed.
+A block in the tree carries a hash (`marked_pool.py`), so vLLM puts it at the back when it is freed.
 An evicted block loses its hash and comes to the front. When there are too few empty blocks, the
 tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free. All KV-cache groups of a
 model take their blocks from here (`groups.py`).
 
 After an unexpected error the tree is switched off with one error in the log, and vLLM's own prefix
-cache is used: `tree` is None from then on. So it is after the self-check has switched it off.
+cache is used: the tree is empty from then on, and nothing enters it. So it is after the self-check
+has switched it off.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar  # Any: arguments that pass through
 
@@ -34,12 +34,12 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from sgl_vllm.degrade import CircuitBreaker
-from sgl_vllm.radix.components.states import States
+from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.inexact import InexactRequests
-from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.loads import Loads
+from sgl_vllm.radix.marked_pool import MarkedBlockPool
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.request_record import RequestRecord, RequestRecords
@@ -49,9 +49,6 @@ from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
-
-_MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
-"""The hash of a block that is in the tree and that vLLM has not hashed. In no hash map."""
 
 BY_ERROR = "switched off by an error: see the server's log"
 
@@ -67,24 +64,18 @@ class _Scheduled(NamedTuple):
     end: int
 
 
-def _is_marked(block: KVCacheBlock) -> bool:
-    return block.block_hash == _MARK
-
-
-class RadixBlockPool(BlockPool):
+class RadixBlockPool(MarkedBlockPool):
     """Added to a live pool by `adopt`."""
 
-    tree: RadixTree | None
-    """None while it is off."""
+    tree: RadixTree
+    """Empty while it is off."""
+    is_off: bool
     off_reason: str
     """Why the tree is off, for people; empty while it is on."""
     records: RequestRecords
     pins: Pins
     counters: EvictionCounters
     block_size: int
-    groups: Groups
-    hash_blocks: bool
-    """Whether vLLM's block hashes and its map of them are kept too."""
     wanted: Collection[Node]
     """The nodes to evict last: those that waiting requests match."""
     _breaker: CircuitBreaker
@@ -129,7 +120,7 @@ class RadixBlockPool(BlockPool):
             num_recurrent_groups=len(groups.recurrent),
             max_evicted_bytes=max_evicted_bytes,
         )
-        pool.off_reason = ""
+        pool.is_off, pool.off_reason = False, ""
         pool.records = RequestRecords()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
@@ -154,7 +145,7 @@ class RadixBlockPool(BlockPool):
 
     def match(self, record: RequestRecord | None) -> Match:
         """The longest cached prefix of a request, which may be all of it."""
-        if record is None or record.namespace is None or self.tree is None:
+        if record is None or record.namespace is None:
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
@@ -213,7 +204,6 @@ class RadixBlockPool(BlockPool):
         self.guarded(self._expire, ttl_s)
 
     def _expire(self, ttl_s: float) -> None:
-        assert self.tree is not None
         num_tokens, num_states = self.tree.num_tokens, self.tree.num_states
         self._release_evicted(self.tree.expire(self.tree.clock() - ttl_s))
         self.counters.expired_tokens += num_tokens - self.tree.num_tokens
@@ -248,7 +238,7 @@ class RadixBlockPool(BlockPool):
             False if the request stays out of the tree, or the tree is off.
         """
         record = self.records.of(request)
-        if record is None or self.tree is None:
+        if record is None or self.is_off:
             return False
         if self.inexact:
             num_tokens = self.inexact.num_exact(request.request_id, num_tokens)
@@ -274,51 +264,25 @@ class RadixBlockPool(BlockPool):
             [block.block_id for block in new_blocks],
             own,
             request.priority,
-            () if tree.windows is None else self.groups.window_ids(request, num_known, num_tokens),
+            self.groups.window_ids(request, num_known, num_tokens),
             states,
         )
         record.num_indexed = num_tokens
         if is_last_use:
             tree.record_use(record.leaf, request.priority)
-        for block in new_blocks[len(new_blocks) - len(taken) :]:
-            if block.block_hash is None:
-                block.set_block_hash(_MARK, num_tokens)
-        for block_id in taken_other_groups:
-            if self.blocks[block_id].block_hash is None:
-                self.blocks[block_id].set_block_hash(_MARK, num_tokens)
+        self.mark(taken, num_tokens)
+        self.mark(taken_other_groups, num_tokens)
         if evicted:
             self._release_evicted(evicted)
         if self.hash_blocks:
             first_state = min(states) if states else num_tokens
-            self._hash_whole_blocks(record, min(num_known, first_state - 1), num_tokens)
+            self.hash_whole_blocks(record, min(num_known, first_state - 1), num_tokens)
         return True
-
-    def _hash_whole_blocks(self, record: RequestRecord, begin: int, end: int) -> None:
-        """Give the whole blocks of tokens `[begin, end)` that have entered the tree vLLM's hashes,
-        and emit their events: for each group one for every run of such blocks. A second copy of
-        cached tokens is not in the tree, so it gets no hash. From vLLM 0.33 on, a block's hash with
-        EAGLE needs the token after the block, so a block may get it later."""
-        request = record.request
-        begin = min(begin, record.num_hashed)
-        end = min(end, len(request.block_hashes) * self.hash_block_size)
-        for number, group in enumerate(self.groups.managers):
-            size, blocks = group.block_size, group.req_to_blocks.get(request.request_id) or []
-            first = begin // size
-            for is_marked, run in itertools.groupby(blocks[first : end // size], _is_marked):
-                run_blocks = list(run)
-                last = first + len(run_blocks)
-                if is_marked:
-                    for block in run_blocks:
-                        block.reset_hash()
-                    super().cache_full_blocks(request, blocks, first, last, size, number)
-                first = last
-        record.num_hashed = end
 
     def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Take blocks whose KV has not been computed after all out of the tree."""
-        if self.tree is not None:
-            for block in blocks:  # null blocks are not in it
-                self._release_evicted(self.tree.evict_block(block.block_id))
+        for block in blocks:  # null blocks are not in it
+            self._release_evicted(self.tree.evict_block(block.block_id))
 
     def cache_full_blocks(
         self,
@@ -332,7 +296,7 @@ class RadixBlockPool(BlockPool):
     ) -> None:
         """Called by vLLM for each group when more blocks of `request` are full, or will be after
         this step."""
-        if self.tree is not None and kv_cache_group_id == self.groups.full:
+        if not self.is_off and kv_cache_group_id == self.groups.full:
             begin = self.first_computed
             if begin is None:
                 begin = request.num_computed_tokens
@@ -341,22 +305,12 @@ class RadixBlockPool(BlockPool):
             )
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
-        if self.tree is None:
-            # A request that started while the tree was on has to be hashed from its first block.
-            request.update_block_hashes()
-            first = 0
-            if self.inexact:
-                num_exact = self.inexact.num_exact(request.request_id, num_full_blocks * block_size)
-                num_full_blocks = num_exact // block_size
-            while first < num_full_blocks and (
-                blocks[first].block_hash is not None or blocks[first].is_null
-            ):
-                first += 1
-            # Where another request has left its window earlier, only a later block has its hash.
-            mask = [block.block_hash is None for block in blocks[first:num_full_blocks]]
-            super().cache_full_blocks(
-                request, blocks, first, num_full_blocks, block_size, kv_cache_group_id, mask
-            )
+        if not self.is_off:
+            return
+        if self.inexact:
+            num_exact = self.inexact.num_exact(request.request_id, num_full_blocks * block_size)
+            num_full_blocks = num_exact // block_size
+        self.hash_all(request, blocks, num_full_blocks, block_size, kv_cache_group_id)
 
     def cache_partial_block(
         self,
@@ -370,7 +324,7 @@ class RadixBlockPool(BlockPool):
     ) -> BlockHashWithGroupId | None:
         """Called by vLLM, if `prefix_match_unit` is smaller than its blocks, when a prompt that
         ends inside a block is computed. The tree has it anyway."""
-        if self.tree is not None or request.request_id in self.inexact:
+        if not self.is_off or request.request_id in self.inexact:
             return None
         return super().cache_partial_block(
             request, block, num_tokens, kv_cache_group_id, block_size, *args, **kwargs
@@ -381,18 +335,15 @@ class RadixBlockPool(BlockPool):
     @property
     def num_empty_blocks(self) -> int:
         """Free blocks that hold nothing. Beyond these, allocating evicts."""
-        num_evictable = 0 if self.tree is None else self.tree.num_evictable_blocks
-        return self.get_num_free_blocks() - num_evictable
+        return self.get_num_free_blocks() - self.tree.num_evictable_blocks
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        if self.tree is not None:
-            num_missing = num_blocks - self.num_empty_blocks
-            if num_missing > 0:
-                self.guarded(self._evict, num_missing)
+        num_missing = num_blocks - self.num_empty_blocks
+        if num_missing > 0:
+            self.guarded(self._evict, num_missing)
         return super().get_new_blocks(num_blocks)
 
     def _evict(self, num_blocks: int) -> None:
-        assert self.tree is not None
         tree = self.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
         evicted = tree.evict(num_blocks, self.wanted)
@@ -403,8 +354,7 @@ class RadixBlockPool(BlockPool):
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         super().touch(blocks)
-        if self.tree is not None:
-            self.guarded(self.tree.lock, [block.block_id for block in blocks])
+        self.guarded(self.tree.lock, [block.block_id for block in blocks])
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         blocks = list(ordered_blocks)
@@ -419,14 +369,13 @@ class RadixBlockPool(BlockPool):
         self._unlock(blocks)
 
     def _unlock(self, blocks: list[KVCacheBlock]) -> None:
-        if self.tree is not None:
-            unused = [block.block_id for block in blocks if block.ref_cnt == 0]
-            if unused:
-                self.guarded(self.tree.unlock, unused)
+        unused = [block.block_id for block in blocks if block.ref_cnt == 0]
+        if unused:
+            self.guarded(self.tree.unlock, unused)
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Called by vLLM when it reuses the block, or when a connector finds its contents wrong."""
-        if self.tree is not None:
+        if not self.is_off:
             if block.block_hash is None and self.metrics_collector is None:
                 return False  # an empty block, by far the most frequent case
             self.guarded(self.unindex, [block])
@@ -440,50 +389,31 @@ class RadixBlockPool(BlockPool):
         for block_id in block_ids:
             block = blocks[block_id]
             if hash_blocks:
-                self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+                self.remove_hashes(block)
             else:
                 block.reset_hash()
             if block.ref_cnt == 0 and block.next_free_block is not None:
                 queue.remove(block)
                 unused.append(block)
         queue.prepend_n(unused)
-        if self.tree is not None and self.tree.shortened:
-            self._release_shortened(self.tree)
+        if self.tree.shortened:
+            for block in (blocks[i] for i in self.tree.shortened if i in self.tree):
+                self.unhash(block)
+            self.tree.shortened.clear()
         self.pins.follow(block_ids)
-
-    def _release_shortened(self, tree: RadixTree) -> None:
-        """Remove the hashes, which stand for whole blocks, of those that the tree has in part."""
-        for block in (self.blocks[i] for i in tree.shortened if i in tree):
-            if not _is_marked(block):
-                num_tokens = block.block_hash_num_tokens
-                self._emit_block_removed_events(self._remove_cached_block_hashes(block))
-                block.set_block_hash(_MARK, num_tokens)
-        tree.shortened.clear()
-
-    def _emit_block_removed_events(self, block_hashes: list[BlockHashWithGroupId]) -> None:
-        """Emit no event for a hash of which another copy stays, as vLLM would."""
-        if self.enable_kv_cache_events and block_hashes:
-            super()._emit_block_removed_events(
-                [
-                    key
-                    for key in block_hashes
-                    if self.cached_block_hash_to_block.get_one_block(key) is None
-                ]
-            )
 
     def reset_prefix_cache(self) -> bool:
         if not super().reset_prefix_cache():
             return False
-        if self.tree is not None:
-            self.tree.clear()
-            self._scheduled.clear()
+        self.tree.clear()
+        self._scheduled.clear()
         return True
 
     # -- safety -------------------------------------------------------------------------------
 
     def guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
         """The result of `step`; None if it fails, or if the tree is off."""
-        if self.tree is None:
+        if self.is_off:
             return None
         try:
             return step(*args)
@@ -502,31 +432,11 @@ class RadixBlockPool(BlockPool):
         Args:
             reason: why, for people.
         """
-        self.tree, self.off_reason, self.wanted = None, reason, ()
+        self.tree, self.wanted = RadixTree(self.block_size), ()
+        self.is_off, self.off_reason = True, reason
         self.pins.unpin_all()
         self.records.clear()
         self.loads.clear()
         self._scheduled.clear()
         for block in self.blocks:
-            self._emit_block_removed_events(self._remove_cached_block_hashes(block))
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if tree and pool disagree: free + cached + in use = all, and the
-        tree's locks are the reference counts. Walks everything: for tests."""
-        tree = self.tree
-        assert tree is not None, f"the tree is {self.off_reason}"
-        check_tree(tree)
-        free, block = [], self.free_block_queue.fake_free_list_head.next_free_block
-        while block is not None and block is not self.free_block_queue.fake_free_list_tail:
-            free.append(block)
-            block = block.next_free_block
-        assert len(free) == self.get_num_free_blocks() == len({b.block_id for b in free})
-        in_use = [b for b in self.blocks if b.ref_cnt > 0 and not b.is_null]
-        assert all(b.ref_cnt == 0 for b in free)
-        assert len(free) + len(in_use) == self.num_gpu_blocks - 1
-        assert tree.num_locked_blocks == sum(b.block_id in tree for b in in_use)
-        assert tree.num_evictable_blocks == sum(b.block_id in tree for b in free)
-        for block in self.blocks:
-            assert (block.block_id in tree) == (block.block_hash is not None), block
-        num_empty = len(free) - tree.num_evictable_blocks
-        assert not any(b.block_id in tree for b in free[:num_empty]), "a cached block is in front"
+            self.remove_hashes(block)

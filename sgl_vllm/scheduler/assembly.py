@@ -25,7 +25,6 @@ from sgl_vllm.programs.programs import Programs
 from sgl_vllm.radix import part as radix
 from sgl_vllm.radix.hit_copies import max_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
-from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler import queue, select
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
@@ -193,8 +192,7 @@ def renew(parts: Parts) -> None:
     """Make the parts as they were at start: counters, fairness. To be called when no request
     runs or waits, and the cache is empty."""
     if parts.radix is not None:
-        parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
-        parts.radix.forget_misses()
+        parts.radix.renew()
     if parts.tiers is not None:
         parts.tiers.renew(_load_rule(parts.engine.options))
     if parts.grammars is not None:

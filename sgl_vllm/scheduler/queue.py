@@ -122,6 +122,7 @@ class CacheAwareQueue(RequestQueue):
         self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
         self._tenants: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] = []  # of this step, or still of an earlier one
+        self._evicted_last = self._order  # the one whose head the cache was told of
         self._is_in_order = False
         self._place = 0  # requests of the order before it have been looked at
         self._next: Request | None = None  # neither popped nor held back
@@ -202,10 +203,15 @@ class CacheAwareQueue(RequestQueue):
         order = self._guard.run(self._policy_order)
         self._order = self._waiting.by_arrival() if order is None else order
         scheduler = self._scheduler
-        if self._radix is not None and self._radix.may_evict(
-            scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
+        if (
+            self._radix is not None
+            and self._order is not self._evicted_last
+            and self._radix.may_evict(
+                scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
+            )
         ):
             self._radix.evict_last(self.nodes_of_head())
+            self._evicted_last = self._order
 
     def _policy_order(self) -> list[Request]:
         if len(self._waiting) < 2:

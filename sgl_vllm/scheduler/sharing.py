@@ -101,7 +101,7 @@ class PrefillSharing:
         """Note for a cache that leaves checkpoints what `request`, to be admitted next, shares with
         other waiting requests that have the same next tokens: the lengths of the prefixes, of
         `MAX_SIBLINGS` requests at most. A prompt's last token is always computed."""
-        if self._radix.checkpoints is None or self._radix.is_off:
+        if not self._radix.groups.recurrent or self._radix.is_off:
             return
         record = self._radix.pool.records.of(request)
         if record is None:
@@ -166,7 +166,7 @@ class PrefillSharing:
                 continue
             num_common = common_prefix_length(other_record.tokens, record.tokens)
             num_common = min(num_common, request.num_tokens - 1)
-            if self._radix.checkpoints is not None:
+            if self._radix.groups.recurrent:
                 # Of one that it has passed there is a checkpoint already, or there will be none.
                 begin = other.num_computed_tokens
                 stops = (stop for stop in other_record.stops if begin <= stop <= num_common)

@@ -28,6 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.jump.connectors import unfit
 from sgl_vllm.part import connector_classes
+from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.assembly import Parts, renew
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def idle_problem(engine: EngineCore, parts: Parts) -> str | None:
         return f"{num_used} blocks of the cache are not free"
     if parts.radix is not None and parts.radix.tree is not None:
         try:
-            parts.radix.pool.check_invariants()
+            check_pool(parts.radix.pool)
         except AssertionError as error:
             return f"the radix tree and the blocks disagree ({error})"
     return None

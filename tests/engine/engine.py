@@ -14,6 +14,7 @@ from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
 
 from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.radix.invariants import check_pool
 from tests.platforms import counts
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
@@ -151,7 +152,7 @@ class Engine:
         assert not self.scheduler.waiting and not self.scheduler.kv_holding_waiting
         parts = getattr(self.scheduler, "parts", None)  # vLLM's own has none
         if parts is not None and parts.radix is not None:
-            parts.radix.pool.check_invariants()
+            check_pool(parts.radix.pool)
 
     def stop(self) -> None:
         if not self._is_stopped:

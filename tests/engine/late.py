@@ -15,6 +15,7 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.v1.engine.core import EngineCore
 
+from sgl_vllm.radix.invariants import check_pool
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
 from tests.engine_request import engine_request
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler
@@ -173,5 +174,5 @@ class LateCore(EngineCore):
         parts = getattr(scheduler, "parts", None)  # vLLM's own has none
         if parts is not None and parts.radix is not None:
             assert parts.radix.tree is not None
-            parts.radix.pool.check_invariants()
+            check_pool(parts.radix.pool)
         assert not self.runner.rows

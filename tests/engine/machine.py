@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.queue import OrderCounters
 from tests.engine_request import engine_request
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
@@ -138,5 +139,5 @@ class Machine:
         assert pool.get_num_free_blocks() == self._num_usable_blocks
         radix = scheduler.parts.radix
         if radix is not None:
-            radix.pool.check_invariants()
+            check_pool(radix.pool)
             assert len(radix.tree.watchers) == 0

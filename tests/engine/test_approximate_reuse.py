@@ -136,7 +136,7 @@ def test_segments_in_the_same_place_after_the_same_text_are_exact(fresh, monkeyp
     engine = fresh
     prompt = Prompt((A, B, C))
     (exact,) = ask(engine, [prompt], reuse=False, max_tokens=12, logprobs=5)
-    monkeypatch.setattr(engine.scheduler.parts.radix, "_find", lambda *args: None)
+    monkeypatch.setattr(engine.scheduler.parts.radix.lookup, "find", lambda *args: None)
     engine.reset_counts()
     (output,) = ask(engine, [prompt], reuse=True, max_tokens=12, logprobs=5)
     assert reused(output)[1] == 3 and engine.computed_tokens < 100

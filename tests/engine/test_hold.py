@@ -30,7 +30,7 @@ class StoppedTime:
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     clock = StoppedTime()
     monkeypatch.setattr("sgl_vllm.programs.programs.time", clock)
-    monkeypatch.setattr("sgl_vllm.radix.manager.time", clock)
+    monkeypatch.setattr("sgl_vllm.radix.retention.time", clock)
     monkeypatch.setattr("sgl_vllm.programs.hold.time", clock)
     return clock
 

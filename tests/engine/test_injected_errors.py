@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+import sgl_vllm.programs
 import sgl_vllm.radix
 import sgl_vllm.scheduler
+from sgl_vllm.radix.invariants import check_pool
 from tests.effort import some_slow
 from tests.engine.machine import Machine
 
@@ -38,8 +40,8 @@ TRUSTED = {
         "HitCopies.step_starts",
         "HitCopies.count",
     ),
-    *("HitCopies.are_waited_for", "ScoredRequests.accept", "ScoredRequests.first_token"),
-    *("ScoredRequests.num_rows", "Contexts.arrived", "Contexts._guarded"),
+    *("HitCopies.are_waited_for", "ScoredRequests.accept"),
+    *("ScoredRequests.num_rows", "Programs.arrived", "Programs.step_starts", "Programs._guarded"),
 }
 """The table of waiting requests, which is the queue; and lookups and additions of a line or two."""
 
@@ -100,12 +102,12 @@ def check_nothing_is_left(subject: Machine) -> None:
     assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == NUM_BLOCKS
-    if pool.tree is not None:
-        pool.check_invariants()
+    if not pool.is_off:
+        check_pool(pool)
 
 
 def modules() -> Iterator[ModuleType]:
-    for package in (sgl_vllm.radix, sgl_vllm.scheduler):
+    for package in (sgl_vllm.radix, sgl_vllm.programs, sgl_vllm.scheduler):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if found.name not in ENTRY_POINTS:
                 yield importlib.import_module(found.name)

@@ -10,6 +10,7 @@ import pytest
 from vllm.config.kv_events import KVEventsConfig
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.routing.router import PrefixRouter
 from tests.engine.engine import Ask, Engine, greedy, words
@@ -35,7 +36,7 @@ def router(engine, monkeypatch) -> Subscriber:
 
 def check(engine: Engine, router: Subscriber) -> None:
     """At idle: the router knows every whole block of the tree, and nothing else."""
-    engine.scheduler.parts.radix.pool.check_invariants()
+    check_pool(engine.scheduler.parts.radix.pool)
     router.read_all()
     assert router.known == whole_blocks(engine.scheduler)
 

@@ -154,7 +154,7 @@ def leak_a_block(patch):
 
     def leaking(pool, blocks):
         touch(pool, blocks)
-        if pool.tree is not None and blocks:
+        if not pool.is_off and blocks:
             blocks[0].ref_cnt += 1
 
     patch.setattr(RadixBlockPool, "touch", leaking)

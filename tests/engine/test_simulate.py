@@ -260,7 +260,7 @@ def test_programs_that_send_their_graphs_end_sooner_in_the_median(tmp_path: Path
 
 
 def test_the_clock_rules_the_named_packages_and_only_while_inside() -> None:
-    from sgl_vllm.radix import tree
+    from sgl_vllm.radix import prefix_tree as tree
 
     clock = Clock()
     clock.now_s = 42.0

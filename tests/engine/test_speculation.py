@@ -145,7 +145,7 @@ def test_the_drafter_has_read_one_token_further_than_the_match(drafting, monkeyp
     """Why a hit ends one token before it."""
     if drafting.method not in READ_AHEAD:
         pytest.skip("it has not")
-    monkeypatch.setattr(drafting.engine.scheduler.parts.radix, "drafting", NO_DRAFTING)
+    monkeypatch.setattr(drafting.engine.scheduler.parts.radix.lookup, "drafting", NO_DRAFTING)
     cold, warm = kv_cold_and_warm(drafting.engine, 47)
     of_model = slice(drafting.num_layers)
     torch.testing.assert_close(warm[of_model], cold[of_model], rtol=1e-3, atol=1e-3)

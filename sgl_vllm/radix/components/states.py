@@ -23,18 +23,16 @@ ends or diverges and no request is expected to go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.components.component import Component, Given, States
 from sgl_vllm.radix.components.state_order import Kind, StateOrder
 from sgl_vllm.radix.node import Match, Node, holder_of
 from sgl_vllm.radix.watchers import Watchers
 
-States = Mapping[int, Sequence[int]]
-"""By position, a block of each recurrent group."""
 
-
-class RecurrentStates:
+class RecurrentStates(Component):
     """The recurrent groups of one tree.
 
     Args:
@@ -95,7 +93,13 @@ class RecurrentStates:
 
     # -- insert -------------------------------------------------------------------------------
 
-    def add(self, node: Node, states: States) -> list[int]:
+    def add_node(self, node: Node) -> None:
+        node.states = {}
+
+    def finish(self, node: Node, given: Given) -> list[int]:
+        return self._add(node, given.states) if given.states else []
+
+    def _add(self, node: Node, states: States) -> list[int]:
         """Keep states of the sequence that ends in `node`. Where there is one already, the caller's
         is not taken.
 
@@ -123,14 +127,15 @@ class RecurrentStates:
             taken += block_ids
         return taken
 
-    def grew(self, node: Node, old_end: int) -> None:
-        """`node` ended at `old_end`, or its parent does, which has become longer by `node`."""
+    def attach(
+        self, node: Node, old_end: int, given: Given, tail_of: Node | None
+    ) -> tuple[list[int], list[int]]:
         holder = node if old_end > node.start else node.parent
         if holder is not None:
             self._queue_again(holder)
+        return [], []
 
     def split(self, node: Node, upper: Node) -> None:
-        """`upper` has got the first tokens of `node`."""
         upper.states = {i: ids for i, ids in node.states.items() if i <= upper.end}
         for position, block_ids in upper.states.items():
             del node.states[position]
@@ -150,7 +155,6 @@ class RecurrentStates:
             self.unlocked(block_ids[:1])
 
     def count_as_never_used(self, node: Node) -> None:
-        """The states of `node` go before all that count."""
         for block_ids in node.states.values():
             self._order.count_as_never_used(block_ids[0])
 
@@ -169,7 +173,6 @@ class RecurrentStates:
         return max((end for end in ends if end < len(node.block_ids)), default=0)
 
     def cut(self, node: Node, end: int) -> list[int]:
-        """Remove the states of `node` after `end`. Returns their blocks."""
         removed: list[int] = []
         for position in [i for i in node.states if i > end]:
             removed += node.states.pop(position)
@@ -220,7 +223,6 @@ class RecurrentStates:
         return self._blocks.is_evictable(node) and not any(i > last for i in node.states)
 
     def unlocked(self, block_ids: Iterable[int]) -> None:
-        """These blocks may be in use no longer. Some may be of no recurrent group."""
         for block_id in block_ids:
             if (position := self._positions.get(block_id)) is not None:
                 node = self._blocks.owners[block_id]
@@ -271,7 +273,6 @@ class RecurrentStates:
                 stack += node.children.values()
 
     def check(self, nodes: Iterable[Node]) -> None:
-        """Raise AssertionError if this contradicts the nodes of the tree: for tests."""
         positions: dict[int, int] = {}
         for node in nodes:
             for position, block_ids in node.states.items():

@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.components.component import Component, Given
 from sgl_vllm.radix.node import Match, Node, path_to
 from sgl_vllm.radix.watchers import Watchers
 
@@ -71,7 +72,7 @@ class WindowGroup(NamedTuple):
         return -(-num_tokens // self.block_size)
 
 
-class Windows:
+class Windows(Component):
     """The window groups of one tree.
 
     Args:
@@ -101,10 +102,6 @@ class Windows:
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._locations
-
-    def no_blocks(self) -> tuple[list[int], ...]:
-        """The lists of a node without blocks."""
-        return tuple([] for _ in self.groups)
 
     # -- match --------------------------------------------------------------------------------
 
@@ -156,29 +153,16 @@ class Windows:
 
     # -- insert -------------------------------------------------------------------------------
 
-    def fill(
-        self,
-        node: Node,
-        num_matched: int,
-        given: Sequence[Sequence[int]],
-        num_known: int,
-        stop: Node | None,
-    ) -> list[int]:
-        """Fill holes of `node` and of its parents up to, excluding, `stop` with blocks that a
-        caller has for the same tokens. Of a block that is not full it must have all tokens that the
-        node has.
+    def add_node(self, node: Node) -> None:
+        node.windows = tuple([] for _ in self.groups)
 
-        Args:
-            num_matched: the tokens of the caller that the path to `node` holds.
-            given: for each group its blocks from the one with token `num_known` on.
-            num_known: the tokens that `stop` and its parents hold.
-
-        Returns:
-            The blocks taken. They are in use by the caller, so they are locked.
-        """
+    def fill(self, node: Node, num_matched: int, given: Given) -> list[int]:
+        """Fill holes of `node` and of its parents up to, excluding, `given.stop` with blocks that
+        the caller has for the same tokens. Of a block that is not full it must have all tokens that
+        the node has."""
         taken: list[int] = []
         current: Node | None = node
-        while current is not None and current is not stop and current.parent is not None:
+        while current is not None and current is not given.stop and current.parent is not None:
             filled = []
             for index, ids in enumerate(current.windows):
                 size = self.groups[index].block_size
@@ -186,8 +170,8 @@ class Windows:
                 end = len(ids) if num_matched >= current.end else num_matched // size - first
                 if HOLE not in ids[:end]:
                     continue
-                offset = first - num_known // size
-                for place, block_id in enumerate(given[index][offset : offset + end]):
+                offset = first - given.num_known // size
+                for place, block_id in enumerate(given.windows[index][offset : offset + end]):
                     if ids[place] == HOLE and block_id != HOLE:
                         ids[place] = block_id
                         number = first + place
@@ -198,32 +182,16 @@ class Windows:
             current = current.parent
         return taken
 
-    def append(
-        self,
-        node: Node,
-        old_end: int,
-        given: Sequence[Sequence[int]],
-        num_known: int,
-        tail_of: Node | None,
+    def attach(
+        self, node: Node, old_end: int, given: Given, tail_of: Node | None
     ) -> tuple[list[int], list[int]]:
-        """Blocks of a caller for the tokens of leaf `node` from `old_end` on.
-
-        Args:
-            given, num_known: as for `fill`.
-            tail_of: the leaf that ended at `old_end` inside a block, which the first new block of
-                the group replaces because it holds more tokens: `node`, or its parent, which then
-                is no leaf any more. None if `old_end` was at no leaf's end.
-
-        Returns:
-            The blocks taken, which are locked, and those replaced.
-        """
         taken: list[int] = []
         replaced: list[int] = []
         for index, group in enumerate(self.groups):
             size = group.block_size
-            number, num_known_blocks = old_end // size, num_known // size
+            number, num_known_blocks = old_end // size, given.num_known // size
             end = group.num_blocks(node.end)
-            new = given[index][number - num_known_blocks : end - num_known_blocks]
+            new = given.windows[index][number - num_known_blocks : end - num_known_blocks]
             if old_end % size:
                 if tail_of is not None:
                     tail = tail_of.windows[index].pop()
@@ -234,9 +202,10 @@ class Windows:
                 self._notify(node, number * size, (number + 1) * size)
             node.windows[index].extend(new)
             taken += self._add(index, number, new, node)
+        self._note_left_behind(node, old_end)
         return taken, replaced
 
-    def grew(self, node: Node, old_end: int) -> None:
+    def _note_left_behind(self, node: Node, old_end: int) -> None:
         """`node` ended at `old_end`, and its window has moved on with its end. What it has got
         since is locked."""
         for group, ids in zip(self.groups, node.windows, strict=True):
@@ -248,8 +217,7 @@ class Windows:
                     self._note_spare(block_id)
 
     def split(self, node: Node, upper: Node) -> None:
-        """`upper` has got the first tokens of `node`."""
-        upper.windows = self.no_blocks()
+        self.add_node(upper)
         for group, ids, of_upper in zip(self.groups, node.windows, upper.windows, strict=True):
             num_blocks = upper.end // group.block_size - upper.start // group.block_size
             of_upper += ids[:num_blocks]
@@ -257,8 +225,6 @@ class Windows:
             self._blocks.assign([i for i in of_upper if i != HOLE], upper)
 
     def move_first(self, node: Node, parent: Node) -> list[int]:
-        """`parent`, which ends where leaf `node` begins, has got the block of full attention that
-        they shared. Returns the blocks that it has now of the window groups."""
         moved = []
         for group, ids, of_parent in zip(self.groups, node.windows, parent.windows, strict=True):
             if parent.end % group.block_size:
@@ -272,8 +238,6 @@ class Windows:
     # -- evict --------------------------------------------------------------------------------
 
     def cut(self, node: Node, end: int) -> list[int]:
-        """Remove the blocks of `node` after `end`: its start, or the end of a block of full
-        attention. Returns them."""
         removed = []
         for group, ids in zip(self.groups, node.windows, strict=True):
             num_kept = end // group.block_size - node.start // group.block_size
@@ -282,13 +246,14 @@ class Windows:
         self._remove(removed)
         return removed
 
-    def make_hole(self, block_id: int) -> None:
-        """Remove one block and nothing else."""
+    def drop(self, block_id: int) -> list[int]:
+        """Remove one block and nothing else, which makes a hole."""
         index, number = self._locations[block_id]
         size = self.groups[index].block_size
         node = self._leave_hole(block_id)
         self._blocks.remove([block_id])
         self._notify(node, number * size, (number + 1) * size)
+        return [block_id]
 
     def evict_spare(self, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` spare blocks, the oldest first. Returns them. O(1) for each."""
@@ -305,7 +270,6 @@ class Windows:
         return evicted
 
     def unlocked(self, block_ids: Iterable[int]) -> None:
-        """These blocks are in use no longer. Some may be of no window group."""
         node, index, spare_numbers = None, -1, range(0)
         for block_id in block_ids:
             if (location := self._locations.get(block_id)) is None:
@@ -345,7 +309,11 @@ class Windows:
         the last token of a prompt always runs, and a drafter may have read one token ahead."""
         return group.first_block(max(0, end - end % self._blocks.block_size - 1))
 
-    def notify_above(self, node: Node, begin: int) -> None:
+    def leaving(self, node: Node) -> None:
+        """`node` may have held the part of a block that its parents share with it."""
+        self._notify_above(node, node.start - node.start % self._blocks.block_size)
+
+    def _notify_above(self, node: Node, begin: int) -> None:
         """Notify the watchers of matches that end in parents of `node`, but after `begin`."""
         while node.start > begin and node.parent is not None:
             node = node.parent
@@ -387,7 +355,7 @@ class Windows:
 
         A hit that was and stays shorter than its match may change its length unnoticed.
         """
-        self.notify_above(node, begin)
+        self._notify_above(node, begin)
         stack = [node]
         while stack:
             node = stack.pop()
@@ -397,7 +365,6 @@ class Windows:
                 stack += node.children.values()
 
     def check(self, nodes: Iterable[Node]) -> None:
-        """Raise AssertionError if this contradicts the nodes of the tree: for tests."""
         locations: dict[int, tuple[int, int]] = {}
         for node in nodes:
             for index, (group, ids) in enumerate(zip(self.groups, node.windows, strict=True)):

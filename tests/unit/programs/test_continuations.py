@@ -87,12 +87,6 @@ def test_after_short_pauses_a_context_is_expected_for_about_as_long(sessions: Se
     assert sessions.num_expected(103.0) == 0
 
 
-def test_after_pauses_beyond_the_horizon_none_is_expected(sessions: Sessions) -> None:
-    sessions.learn(pause_s=60.0)
-    sessions.end(1, now_s=100.0)
-    assert sessions.num_expected(100.5) == 0
-
-
 def test_kinds_of_endings_have_their_own_pauses(sessions: Sessions) -> None:
     sessions.learn(pause_s=1.0, kind="a tool is called")
     sessions.learn(pause_s=60.0, kind="a person is asked", first_session=2000)
@@ -113,14 +107,6 @@ def test_the_most_specific_kind_that_is_known_counts(sessions: Sessions) -> None
     assert sessions.num_expected(200.5) == 0
 
 
-def test_sessions_that_do_not_come_back_are_not_expected(sessions: Sessions) -> None:
-    sessions.learn(pause_s=1.0)
-    for session in range(MAX_REMEMBERED + 2 * MIN_OUTCOMES):
-        sessions.end(session, now_s=100.0)
-    sessions.end(5000, now_s=101.0)
-    assert sessions.num_expected(101.5) == 0
-
-
 def test_a_continued_context_is_expected_until_it_is_in_use(sessions: Sessions) -> None:
     sessions.learn(pause_s=1.0)
     leaf = sessions.end(1, now_s=100.0)
@@ -129,13 +115,6 @@ def test_a_continued_context_is_expected_until_it_is_in_use(sessions: Sessions) 
     assert sessions.num_expected(105.5) == 10
     sessions.tree.lock(leaf.block_ids)
     assert sessions.num_expected(105.5) == 0
-
-
-def test_a_promise_is_forgotten_when_its_time_is_over(sessions: Sessions) -> None:
-    sessions.learn(pause_s=1.0)
-    sessions.end(1, now_s=100.0)
-    sessions.arrive(1, now_s=101.0)  # and the client goes away
-    assert sessions.num_expected(101.0 + HORIZON_S) == 0
 
 
 def test_what_is_left_of_an_evicted_context_is_still_counted(sessions: Sessions) -> None:

@@ -38,17 +38,6 @@ def measured(graph: StepGraph, num_tokens: Sequence[int]) -> MeasuredGraph:
     return found
 
 
-def test_in_a_line_all_later_steps_remain() -> None:
-    graph = measured(LINE, [100, 20, 3])
-    assert [graph.remaining_tokens(index) for index in range(3)] == [123, 23, 3]
-
-
-def test_what_is_not_surely_over_remains() -> None:
-    graph = measured(FORK, [1, 10, 100, 1_000, 10_000])
-    remaining = [graph.remaining_tokens(index) for index in range(5)]
-    assert remaining == [11_111, 11_110, 11_110, 11_000, 11_111]
-
-
 def test_nothing_is_expected_before_a_step_was_measured() -> None:
     graph = MeasuredGraph(LINE)
     assert graph.remaining_tokens(0) is None

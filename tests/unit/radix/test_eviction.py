@@ -133,26 +133,6 @@ def test_what_was_not_used_for_long_expires() -> None:
     assert [num_cached(tree, name) for name in "abc"] == [0, 1, 0]
 
 
-def test_evicting_a_block_evicts_what_continues_it_and_nothing_else() -> None:
-    tree = RadixTree(block_size=2)
-    tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11, 12])
-    tree.insert("", pack([1, 2, 7]), [10, 13])
-    assert sorted(tree.evict_block(11)) == [11, 12]
-    assert tree.match_prefix("", pack([1, 2, 3, 4, 5])).num_tokens == 2
-    assert tree.match_prefix("", pack([1, 2, 7])).num_tokens == 3
-    check_tree(tree)
-
-
-def test_tokens_that_only_an_evicted_block_held_are_gone() -> None:
-    tree = RadixTree(block_size=4)
-    tree.insert("", pack([1, 2, 3]), [10])
-    tree.insert("", pack([1, 2, 3, 5]), [11])
-    assert tree.evict_block(11) == [11]
-    assert tree.match_prefix("", pack([1, 2, 3])).num_tokens == 0
-    assert tree.num_tokens == 0
-    check_tree(tree)
-
-
 def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
     tree = RadixTree(block_size=1)
     for block in range(10):

@@ -126,7 +126,7 @@ def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
     for second in (1, 2, 3):
         clock.now = second
         tree.evict(1)
-    assert tree.evictions is not None and len(tree.evictions) == 1
+    assert len(tree.evictions) == 1
     match = tree.match_prefix("", letters("abcdefgh"))
     assert match.num_tokens == 8 and match.node is not None
     (part,) = evicted_parts(match.node.evicted, 8, letters("abcdefghijklmnopqrst"))
@@ -161,7 +161,6 @@ def test_runs_take_about_as_much_memory_as_they_count():
             tree.insert("", tokens, blocks)
             tree.unlock(blocks)
             tree.evict(8)
-        assert tree.evictions is not None
         return tree.evictions
 
     before = fill(range(1000)).num_bytes

@@ -8,7 +8,7 @@ from typing import Any  # Any: JSON
 
 import pytest
 
-from sgl_vllm.radix.components.states import States
+from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 from sgl_vllm.radix.snapshot import MAX_RANGES, CacheSnapshot, IsolatedTotals, take_snapshot
 from sgl_vllm.radix.tokens import pack

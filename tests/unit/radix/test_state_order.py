@@ -68,16 +68,6 @@ def test_what_is_used_stays_where_what_is_not_used_goes(order: StateOrder, clock
     assert take_all(order) == [2, 1]
 
 
-def test_the_opposite_is_learned_as_well(order: StateOrder, clock: Clock) -> None:
-    teach(order, Kind.PROMPT, 0, 100)
-    teach(order, Kind.END, 90, 10)
-    leave(order, 2, Kind.END)
-    clock.now += 50
-    leave(order, 1, Kind.PROMPT)
-    clock.now += 10
-    assert take_all(order) == [1, 2]
-
-
 def test_a_likely_state_goes_when_it_is_out_of_use_for_long(
     order: StateOrder, clock: Clock
 ) -> None:

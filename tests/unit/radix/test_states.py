@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 
 import pytest
 
+from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.state_order import Kind
-from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import WindowGroup
 from sgl_vllm.radix.eviction import POLICIES, EvictionPolicy, lru
 from sgl_vllm.radix.invariants import check_tree
@@ -86,69 +86,7 @@ def watch(tree: RadixTree, tokens: str) -> None:
 # -- match ----------------------------------------------------------------------------------------
 
 
-def test_a_hit_ends_at_the_last_state_at_or_before_its_limit() -> None:
-    tree = make_tree()
-    put(tree, "abcdefgh", [10, 11], {4: [50], 6: [51]})
-    match = tree.match_prefix("", letters("abcdefgh"))
-    hits = [tree.longest_hit(match, limit) for limit in range(9)]
-    assert hits == [0, 0, 0, 0, 4, 4, 6, 6, 6]
-    assert [tree.state_ids(match, position) for position in (4, 6)] == [[50], [51]]
-    assert hit(tree, "abcdeX") == 4, "one match ends before the state"
-
-
-def test_without_a_state_there_is_no_hit() -> None:
-    tree = make_tree()
-    put(tree, "abcdefgh", [10, 11])
-    assert (num_cached(tree, "abcdefgh"), hit(tree, "abcdefgh")) == (8, 0)
-    assert state(tree, "abcdefgh") == []
-
-
-def test_a_state_has_a_block_of_each_group() -> None:
-    tree = make_tree(3)
-    put(tree, "abcdef", [10, 11], {4: [50, 51, 52], 6: [60, 61, 62]})
-    assert state(tree, "abcdefg") == [60, 61, 62]
-    assert state(tree, "abcdeX") == [50, 51, 52]
-    assert tree.num_blocks == 8
-
-
-def test_a_state_serves_only_its_namespace() -> None:
-    tree = make_tree()
-    put(tree, "abcd", [10], {4: [50]})
-    match = tree.match_prefix("other", letters("abcd"))
-    assert tree.longest_hit(match, 4) == 0
-
-
-def test_a_hit_needs_its_windows_and_a_state() -> None:
-    tree = make_tree(1, sliding_window(4))
-    put(tree, "abcdefgh", [10, 11], {4: [50], 8: [51]}, [20, 21])
-    assert hit(tree, "abcdefgh") == 8
-    tree.evict_block(21)
-    assert hit(tree, "abcdefgh") == 4, "the window of 8 has a hole"
-    tree.evict_block(50)
-    assert hit(tree, "abcdefgh") == 0, "the window of 4 is there, but no state"
-    assert tree.longest_hit(tree.match_prefix("", letters("abcd")), 4) == 0
-    check_tree(tree)
-
-
-def test_a_shorter_hit_may_lack_a_window_that_a_longer_one_does_not_need() -> None:
-    tree = make_tree(1, sliding_window(4))
-    put(tree, "abcdefghijkl", [10, 11, 12], {4: [50], 8: [51], 12: [52]}, [20, 21, 22])
-    tree.evict_block(21)
-    assert hit(tree, "abcdefghijkl") == 12
-    tree.evict_block(52)
-    assert hit(tree, "abcdefghijkl") == 4
-
-
 # -- insert ---------------------------------------------------------------------------------------
-
-
-def test_a_split_leaves_each_state_on_its_side() -> None:
-    tree = make_tree()
-    put(tree, "abcdefgh", [10, 11], {4: [50], 8: [51]})
-    put(tree, "abcdeXYZ", [10, 21])
-    assert node_of(tree, "abcde").states == {4: (50,)}
-    assert node_of(tree, "abcdefgh").states == {8: (51,)}
-    assert (hit(tree, "abcdefgh"), hit(tree, "abcdeXYZ")) == (8, 4)
 
 
 def test_a_state_where_a_node_is_split_ends_the_upper_half() -> None:
@@ -168,29 +106,6 @@ def test_a_state_that_is_there_already_is_not_taken_again() -> None:
     inserted = tree.insert("", letters("abcdefgh"), [20, 21], states={4: [60], 8: [61]})
     assert (inserted.taken, inserted.taken_other_groups) == ([21], [61])
     assert state(tree, "abcdX") == [50] and 60 not in tree
-    check_tree(tree)
-
-
-@pytest.mark.parametrize("position", [2, 4, 7, 8])
-def test_a_state_after_cached_tokens_enters_the_node_that_holds_its_position(position) -> None:
-    tree = make_tree()
-    put(tree, "abcdefgh", [10, 11])
-    put(tree, "abcdeXYZ", [10, 12])
-    inserted = tree.insert("", letters("abcdefgh"), [20, 21], states={position: [60]})
-    assert (inserted.taken, inserted.taken_other_groups) == ([], [60])
-    holder = node_of(tree, "abcdefgh"[:position])
-    assert holder.states == {position: (60,)}
-    assert hit(tree, "abcdefgh") == position
-    assert hit(tree, "abcdeXYZ") == (position if position <= 5 else 0)
-    check_tree(tree)
-
-
-def test_a_state_before_the_callers_leaf_enters_a_parent_of_it() -> None:
-    tree = make_tree()
-    own = tree.insert("", letters("abcdefgh"), [10, 11]).own_leaf
-    put(tree, "abcdXY", [10, 12])
-    tree.insert("", letters("abcdefghij"), [13], own, states={4: [50], 10: [51]})
-    assert (hit(tree, "abcdXY"), hit(tree, "abcdefghij")) == (4, 10)
     check_tree(tree)
 
 
@@ -215,26 +130,6 @@ def test_a_state_outside_the_sequence_is_refused_and_nothing_is_inserted(positio
 
 
 # -- evict ----------------------------------------------------------------------------------------
-
-
-def test_all_blocks_of_a_state_go_together_and_nothing_else_does() -> None:
-    tree = make_tree(3)
-    put(tree, "abcdefgh", [10, 11], {4: [50, 51, 52], 8: [60, 61, 62]})
-    put(tree, "abcdX", [10, 12], {5: [70, 71, 72]})
-    assert set(tree.evict_block(51)) == {50, 51, 52}
-    assert (hit(tree, "abcdefgh"), hit(tree, "abcdX"), hit(tree, "abcdY")) == (8, 5, 0)
-    assert (num_cached(tree, "abcdefgh"), tree.num_blocks) == (8, 9)
-    assert tree.evict_block(52) == []
-    check_tree(tree)
-
-
-def test_with_a_block_of_tokens_go_the_states_behind_its_begin() -> None:
-    tree = make_tree()
-    put(tree, "abcdefgh", [10, 11], {4: [50], 5: [51]})
-    put(tree, "abcdefghij", [10, 11, 12], {8: [52], 10: [53]})
-    assert set(tree.evict_block(11)) == {11, 12, 51, 52, 53}
-    assert hit(tree, "abcdefghij") == 4
-    check_tree(tree)
 
 
 def test_states_at_the_ends_of_blocks_go_before_any_prefix_and_the_one_at_its_end_stays() -> None:
@@ -283,12 +178,6 @@ def test_a_state_where_a_request_will_go_on_stays_while_those_of_blocks_go() -> 
     evict(tree, 9)
     assert not tree.num_blocks and 50 not in tree.states
     tree.states.mark(50, Kind.BRANCH)  # gone: nothing happens
-
-
-def test_the_blocks_of_a_state_go_together() -> None:
-    tree = make_tree(2)
-    put(tree, "abcdefgh", [10, 11], {4: [50, 51], 8: [60, 61]})
-    assert set(evict(tree)) == {50, 51}
 
 
 def test_a_state_goes_only_when_none_of_its_blocks_is_locked() -> None:
@@ -420,16 +309,6 @@ def test_locked_states_stay() -> None:
     check_tree(tree)
 
 
-def test_a_state_before_what_is_in_use_cuts_nothing_off() -> None:
-    tree = make_tree()
-    tree.insert("", letters("abcdef"), [10, 11], states={4: [50], 6: [51]})
-    tree.insert("", letters("abcdXY"), [10, 12], states={6: [52]})
-    tree.unlock([11, 50, 51])
-    assert set(evict(tree, 3)) == {11, 50, 51}
-    assert (num_cached(tree, "abcdXY"), hit(tree, "abcdXY"), hit(tree, "abcd")) == (6, 6, 0)
-    check_tree(tree)
-
-
 def test_a_partial_last_block_does_not_go_before_the_least_recently_used_leaf() -> None:
     """The state at the end of its sequence would go with it."""
     tree = make_tree()
@@ -449,16 +328,6 @@ def test_what_has_not_been_used_for_long_expires_with_its_states() -> None:
     assert set(tree.expire(50)) == {10, 11, 50, 51}
     assert (hit(tree, "abcdefgh"), hit(tree, "xyz")) == (0, 3)
     check_tree(tree)
-
-
-def test_clear_leaves_no_state() -> None:
-    tree = make_tree(2)
-    put(tree, "abcdefgh", [10, 11], {4: [50, 51], 8: [60, 61]})
-    tree.clear()
-    assert tree.states is not None
-    assert (tree.num_blocks, len(tree.states)) == (0, 0)
-    put(tree, "abcd", [10], {4: [50, 51]})
-    assert state(tree, "abcdX") == [50, 51]
 
 
 # -- watch ----------------------------------------------------------------------------------------
@@ -486,14 +355,3 @@ def test_a_state_that_comes_notifies_the_matches_with_a_longer_hit(watched: Radi
 def test_a_state_that_goes_notifies_the_matches_with_a_shorter_hit(watched: RadixTree) -> None:
     watched.evict_block(50)
     assert watched.watchers.take_changed() == ["abcdefghijklQ"]
-
-
-def test_a_state_inside_a_node_that_goes_notifies_the_matches_with_a_shorter_hit(
-    watched: RadixTree,
-) -> None:
-    put(watched, "abcdef", [20, 21], {6: [60]})
-    for tokens in ("abcdefghXYQ", "abcdefQ"):
-        watch(watched, tokens)
-    watched.watchers.take_changed()
-    assert watched.evict_block(60) == [60]
-    assert set(watched.watchers.take_changed()) == {"abcdefghXYQ", "abcdefQ"}

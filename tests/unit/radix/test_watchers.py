@@ -79,12 +79,6 @@ def test_a_leaf_that_grows_notifies_the_watchers_of_its_next_token(watched: Watc
     assert watched.take_changed() == ["continues alike"]
 
 
-def test_a_hit_that_splits_a_node_notifies_its_watchers(watched: Watched) -> None:
-    match = watched.tree.match_prefix("x", pack([1, 2, 3, 4, 5, 6, 1]))
-    watched.tree.record_hit(match)
-    assert watched.take_changed() == ["continues with 5..8, 10"]
-
-
 def test_a_notified_watcher_watches_nothing_and_is_named_once(watched: Watched) -> None:
     watched.insert([7, 1])
     watched.insert([7, 2])
@@ -113,17 +107,6 @@ def test_eviction_notifies_the_watchers_that_matched_what_is_gone(watched: Watch
     assert watched.take_changed() == ["starts otherwise"]
     assert len(watched.tree.watchers) == 0
     watched.tree.watchers.check_invariants()
-
-
-def test_watchers_that_matched_what_continued_an_evicted_block_are_notified(
-    watched: Watched,
-) -> None:
-    watched.tree.evict_block(0)
-    assert set(watched.take_changed()) == {
-        "continues with 5..8, 10",
-        "continues with 9, 8",
-        "continues with 3",
-    }
 
 
 def test_few_watchers_are_notified_in_vain() -> None:

@@ -10,7 +10,7 @@ from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
-from tests.unit.radix.trees import Clock, chunks, letters, sliding_window
+from tests.unit.radix.trees import Clock, letters, sliding_window
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
@@ -43,49 +43,6 @@ def window(tree: RadixTree, tokens: str) -> list[int]:
     return ids
 
 
-def test_a_hit_reads_the_blocks_of_its_window_only() -> None:
-    tree = make_tree(sliding_window(4))
-    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
-    assert window(tree, "abcdefgh") == [HOLE, HOLE, 22, 23]  # f, g, h, and the next token
-    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 23]
-    assert window(tree, "abcdef") == [HOLE, 21, 22]
-    assert window(tree, "abc") == [20, 21]
-
-
-def test_a_hit_reads_the_blocks_of_its_chunk_only() -> None:
-    tree = make_tree(chunks(4))
-    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
-    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 23]
-    assert window(tree, "abcd") == [HOLE, HOLE], "the next token begins a chunk"
-    assert window(tree, "abc") == [20, 21]
-
-
-@pytest.mark.parametrize(
-    ("gone", "longest_hits"),
-    [
-        # Of each prefix a, ab, ... abcdefgh, how many tokens can be read. The window has 4 tokens.
-        (20, [0, 0, 0, 0, 5, 6, 7, 8]),
-        (21, [1, 2, 2, 2, 2, 2, 7, 8]),
-        (23, [1, 2, 3, 4, 5, 6, 6, 6]),
-    ],
-)
-def test_a_hole_costs_the_hits_that_read_it_and_no_others(gone, longest_hits) -> None:
-    tree = make_tree(sliding_window(4))
-    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
-    assert tree.evict_block(gone) == [gone]
-    check_tree(tree)
-    assert [hit(tree, "abcdefgh"[:length]) for length in range(1, 9)] == longest_hits
-
-
-def test_the_group_that_has_least_decides() -> None:
-    tree = make_tree(sliding_window(2), sliding_window(6))
-    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33])
-    tree.evict_block(31)
-    assert hit(tree, "abcdefgh") == 2
-    tree.evict_block(20)
-    assert hit(tree, "abcdefgh") == 0
-
-
 def test_a_request_that_computes_the_tokens_again_fills_the_holes() -> None:
     tree = make_tree(sliding_window(4))
     put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
@@ -95,25 +52,6 @@ def test_a_request_that_computes_the_tokens_again_fills_the_holes() -> None:
     assert (inserted.taken, inserted.taken_other_groups) == ([43], [51, 52, 53])
     assert window(tree, "abcdefgh") == [HOLE, HOLE, 52, 23]
     check_tree(tree)
-
-
-def test_a_block_that_is_half_full_fills_no_hole_of_a_fuller_one() -> None:
-    tree = make_tree(sliding_window(4), block_size=4)
-    put(tree, "abcdefgh", [10, 11], [20, 21])
-    tree.evict_block(21)
-    tree.insert("", letters("abcdef"), [40, 41], windows=[[50, 51]])
-    assert hit(tree, "abcdefgh") == 4
-
-
-def test_sequences_that_fork_inside_a_block_read_their_own_copies() -> None:
-    tree = make_tree(sliding_window(3), block_size=4)
-    put(tree, "abcdefg", [10, 11], [20, 21])
-    put(tree, "abcdexy", [10, 12], [20, 22])
-    assert window(tree, "abcdefg") == [HOLE, 21]
-    assert window(tree, "abcdexy") == [HOLE, 22]
-    tree.evict_block(21)
-    assert window(tree, "abcde") == [20, 22], "what they share is in either"
-    assert hit(tree, "abcdefg") == 4
 
 
 def test_spare_blocks_go_before_any_prefix_and_the_window_at_its_end_stays() -> None:
@@ -174,26 +112,6 @@ def test_locked_blocks_of_a_window_stay() -> None:
     check_tree(tree)
 
 
-def test_smaller_blocks_are_read_and_copied_by_their_own_size() -> None:
-    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
-    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
-    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 23]
-    assert window(tree, "abcdef") == [HOLE, HOLE, 22], "inside block 11, but at the end of 22"
-    assert window(tree, "abcde") == [HOLE, 21, 22]
-    tree.evict_block(22)
-    assert [hit(tree, "abcdefg"[:length]) for length in range(1, 8)] == [1, 2, 3, 4, 4, 4, 4]
-
-
-def test_a_fork_inside_a_block_shares_the_smaller_blocks_before_it() -> None:
-    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
-    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
-    inserted = tree.insert("", letters("abcdefXY"), [10, 12], windows=[[20, 21, 32, 33]])
-    assert (inserted.taken, inserted.taken_other_groups) == ([12], [33])
-    assert window(tree, "abcdefXY") == [HOLE, HOLE, HOLE, 33]
-    assert window(tree, "abcdefX") == [HOLE, HOLE, 22, 33]
-    check_tree(tree)
-
-
 def test_a_longer_copy_of_a_partial_block_leaves_the_smaller_ones_that_were_full() -> None:
     tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
     put(tree, "abcdef", [10, 11], [20, 21, 22])
@@ -203,25 +121,9 @@ def test_a_longer_copy_of_a_partial_block_leaves_the_smaller_ones_that_were_full
     check_tree(tree)
 
 
-def test_with_a_block_of_full_attention_go_all_smaller_ones_of_its_tokens() -> None:
-    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
-    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
-    assert set(tree.evict_block(11)) == {11, 22, 23}
-    assert hit(tree, "abcdefg") == 4
-    check_tree(tree)
-
-
 def test_blocks_of_full_attention_must_be_whole_ones_of_the_other_groups() -> None:
     with pytest.raises(ValueError, match="blocks of 2 tokens are not whole ones of 4"):
         make_tree(sliding_window(3), block_size=2, window_block_size=4)
-
-
-def test_what_nodes_share_inside_a_block_is_in_the_first_smaller_block_after_it() -> None:
-    tree = make_tree(sliding_window(3), block_size=8, window_block_size=2)
-    put(tree, "abcdeX", [10], [20, 21, 22])
-    put(tree, "abcdeY", [11], [20, 21, 32])
-    put(tree, "abcZ", [12], [20, 41])
-    assert window(tree, "abc") == [20, 21]
 
 
 def test_the_window_before_a_partial_last_block_is_kept_when_that_goes() -> None:

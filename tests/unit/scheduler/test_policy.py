@@ -22,10 +22,6 @@ def test_the_longest_prefix_goes_first():
     assert queue_of("lpm", 0, 50, 10).order() == ["b", "c", "a"]
 
 
-def test_equal_prefixes_go_in_order_of_arrival():
-    assert queue_of("lpm", 7, 9, 7).order() == ["b", "a", "c"]
-
-
 def test_of_programs_those_with_the_least_to_compute_go_first():
     queue = queue_of("program")
     for name, num_remaining in (("a", 9_000), ("b", 40), ("c", 0), ("d", 600)):
@@ -56,12 +52,6 @@ def test_a_fork_group_has_the_place_of_the_program_with_the_least_to_compute():
     assert queue.order() == ["b", "c", "a"]
 
 
-def test_the_order_is_fcfs_while_all_requests_fit_into_the_cache():
-    queue = queue_of("lpm", 0, 50, 10)
-    assert queue.order(room_tokens=300) == ["a", "b", "c"]
-    assert queue.order(room_tokens=299) == ["b", "c", "a"]
-
-
 def test_requests_with_the_same_next_tokens_stand_together_at_the_place_of_the_first():
     queue = queue_of("lpm", 7, 7, 7, 7)
     for name, branch in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
@@ -90,22 +80,6 @@ def test_a_fork_group_keeps_its_place_while_one_of_its_requests_waits():
     queue.add("g", 100)
     queue.add("h", 100, fork_group=1)
     assert queue.order() == ["g", "h"], "the place is gone once all have been admitted"
-
-
-def test_a_request_that_was_overtaken_often_goes_first():
-    queue = queue_of("lpm", 0, 50, 40, 30, bound=Bound(2, 1.0, 10**9))
-    for name in ("b", "c"):
-        queue.pop(name)
-    assert queue.settle([50, 40]) == 2
-    assert queue.order() == ["a", "d"]
-
-
-def test_a_request_delayed_by_a_share_of_the_backlog_goes_first():
-    queue = queue_of("lpm", 0, 50, 40, 30, bound=Bound(1000, 0.1, 0))
-    assert queue.order()[0] == "b"
-    queue.pop("b")
-    queue.settle([50])
-    assert queue.order() == ["a", "c", "d"]
 
 
 def test_a_request_that_has_waited_long_goes_first():
