@@ -32,6 +32,7 @@ from benchmarks.cost_model import Batch, CostModel
 from benchmarks.medians import percentile
 from benchmarks.traces import Call, Trace
 from sgl_vllm.protocol.request_keys import ENDS, PROGRAM
+from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
 from tools.engine_harness.kv_memory import KvMemory, Reader
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
@@ -351,7 +352,7 @@ class Simulation:
         if radix is not None:
             if radix.tree is None:
                 raise SimulationError("the radix tree was switched off by an error: see the log")
-            radix.pool.check_invariants()
+            check_pool(radix.pool)
 
     def _result(self) -> Result:
         served = list(self._served.values())
