@@ -184,7 +184,7 @@ def bystander(url: str) -> Iterator[Callable[[float, float], list[float]]]:
     def between(start: float, end: float) -> list[float]:
         with contextlib.suppress(Empty):
             while True:
-                seen.append(queue.get(timeout=0.1))
+                seen.append(queue.get_nowait())
         return [seconds for sent_at, seconds in seen if start <= sent_at < end]
 
     try:
