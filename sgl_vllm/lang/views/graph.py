@@ -1,14 +1,14 @@
 """Shows a graph as text, as a picture (SVG), as a page (HTML), and as plain data.
 
 Owns the layout: a column per stream, a row per operation in the program's order, lines for fork and
-join, curves for variables. Text from programs is untrusted, so everything shown is escaped.
+join, curves for variables; the templates `graph.svg` and `graph_page.html` own how it looks, and
+escape everything.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import html
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from typing import Protocol
 from sgl_vllm.lang.ir import RoleBegin, RoleEnd, Value
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, StreamTrace, Write
 from sgl_vllm.lang.tracing.standin import StandIn, source_of
+from sgl_vllm.pages import rendered
 
 MOST_STREAMS = 40
 """A picture shows at most this many streams, and says how many more there are."""
@@ -41,21 +42,6 @@ class Graph(Protocol):
     @property
     def stopped(self) -> str | None: ...
     def nodes_of(self, stream: int) -> Sequence[Node]: ...
-
-
-def _kind(node: Node) -> str:
-    """Which color a node has."""
-    match node.operation:
-        case Write() as write:
-            return "constant" if write.is_constant else "text"
-        case Fork() | Join():
-            return "branch"
-        case Evaluate(RoleBegin() | RoleEnd()):
-            return "role"
-        case Evaluate():
-            word = str(node).partition(" ")[0].partition("_")[0]
-            return word if word in _KINDS else "other"
-    return "other"
 
 
 def _shortened(text: str, most: int) -> str:
@@ -97,24 +83,6 @@ def _after(node: Node, sources: str) -> str:
 
 _WIDTH, _HEIGHT, _COLUMN, _ROW, _MARGIN, _TOP = 250, 30, 300, 44, 24, 64
 
-_KINDS = ("constant", "text", "gen", "select", "tool", "role", "branch", "other")
-_STYLE = """
-.sgl-graph { --ink: #1f2430; --paper: #ffffff; --line: #8a93a6; --edge: #b4562c;
-  --constant: #eef1f6; --text: #dfe9fb; --gen: #d9f2dd; --select: #fdeccb; --tool: #f6dcf0;
-  --role: #e9e2fa; --branch: #e2e6ec; --other: #f3f3f3; background: var(--paper);
-  font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
-@media (prefers-color-scheme: dark) { .sgl-graph { --ink: #e7eaf0; --paper: #14171d;
-  --line: #78839a; --edge: #f0a070; --constant: #262b35; --text: #213757; --gen: #1d4427;
-  --select: #55421a; --tool: #502746; --role: #3a2f5c; --branch: #333b48; --other: #2a2a2a } }
-.sgl-graph text { fill: var(--ink) }
-.sgl-graph .title { font-weight: bold }
-.sgl-graph .note { font-style: italic }
-.sgl-graph rect { stroke: var(--line); stroke-width: 1 }
-.sgl-graph .lane { stroke: var(--line); stroke-width: 1.5; fill: none }
-.sgl-graph .edge { stroke: var(--edge); stroke-width: 1.5; fill: none; opacity: 0.8 }
-.sgl-graph .tip { fill: var(--edge) }
-""" + "".join(f".sgl-graph .{kind} {{ fill: var(--{kind}) }}\n" for kind in _KINDS)
-
 
 @dataclass(frozen=True)
 class _Box:
@@ -123,18 +91,45 @@ class _Box:
     node: Node
     left: int
     top: int
+    width: int = _WIDTH
+    height: int = _HEIGHT
 
     @property
     def right(self) -> int:
-        return self.left + _WIDTH
+        return self.left + self.width
 
     @property
     def middle(self) -> int:
-        return self.top + _HEIGHT // 2
+        return self.top + self.height // 2
 
     @property
     def center(self) -> int:
-        return self.left + _WIDTH // 2
+        return self.left + self.width // 2
+
+    @property
+    def kind(self) -> str:
+        """Which color it has, if the picture has one for it."""
+        match self.node.operation:
+            case Write() as write:
+                return "constant" if write.is_constant else "text"
+            case Fork() | Join():
+                return "branch"
+            case Evaluate(RoleBegin() | RoleEnd()):
+                return "role"
+        return str(self.node).partition(" ")[0].partition("_")[0]
+
+    def words(self, most: int) -> str:
+        return _shortened(str(self.node), most)
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A curve from a variable's writer to its reader, ending at (`x`, `y`)."""
+
+    title: str
+    path: str
+    x: int
+    y: int
 
 
 def _before(graph: Graph) -> dict[int, list[int]]:
@@ -169,46 +164,34 @@ def as_svg(graph: Graph) -> str:
     bottom = max((box.top for box in boxes.values()), default=_TOP) + _ROW
     width = 2 * _MARGIN + len(streams) * _COLUMN - (_COLUMN - _WIDTH)
     height = bottom + _MARGIN + 18 * len(notes)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="sgl-graph" role="img" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'aria-label="{_escaped(f"graph of the program {graph.name}")}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect x="0" y="0" width="{width}" height="{height}" style="fill: var(--paper); '
-        f'stroke: none"/>',
-        _line_of_text(_MARGIN, 22, graph.title, "title"),
-        *(_line_of_text(_MARGIN + s.index * _COLUMN, 48, str(s), "note") for s in streams),
+    column = {stream.index: _MARGIN + stream.index * _COLUMN for stream in streams}
+    texts = [(_MARGIN, 22, "title", graph.title)]
+    texts += [(column[stream.index], 48, "note", str(stream)) for stream in streams]
+    texts += [
+        (_MARGIN, bottom + 14 + 18 * i, "note", _shortened(note, 160))
+        for i, note in enumerate(notes)
     ]
-    for box in boxes.values():
-        parts += [_lane(boxes[i], box) for i in before[box.node.index] if i in boxes]
-    for box in boxes.values():
-        if not isinstance(box.node.operation, Join):
-            reads = [read for read in box.node.reads if read.node in boxes]
-            parts += [_edge(boxes[read.node], box, read.name) for read in reads]
-    parts += [_shape(box) for box in boxes.values()]
-    for i, note in enumerate(notes):
-        parts.append(_line_of_text(_MARGIN, bottom + 14 + 18 * i, _shortened(note, 160), "note"))
-    return "\n".join([*parts, "</svg>"])
-
-
-def _escaped(text: str) -> str:
-    """Safe in SVG, which is XML: also without the control characters that it does not allow."""
-    shown = "".join(c if c.isprintable() else "·" for c in text)
-    return html.escape(shown, quote=True)
-
-
-def _line_of_text(x: int, y: int, text: str, kind: str) -> str:
-    return f'<text x="{x}" y="{y}" class="{kind}">{_escaped(text)}</text>'
-
-
-def _shape(box: _Box) -> str:
-    words = str(box.node)
-    return (
-        f"<g><title>{_escaped(_shortened(words, 2000))} (line {box.node.line})</title>"
-        f'<rect x="{box.left}" y="{box.top}" width="{_WIDTH}" height="{_HEIGHT}" rx="5" '
-        f'class="{_kind(box.node)}"/>'
-        f'<text x="{box.left + 8}" y="{box.top + 19}">'
-        f"{_escaped(_shortened(words, LABEL_CHARS))}</text></g>"
+    readers = [box for box in boxes.values() if not isinstance(box.node.operation, Join)]
+    return rendered(
+        "graph.svg",
+        name=graph.name,
+        width=width,
+        height=height,
+        texts=texts,
+        lanes=[
+            _lane(boxes[i], box)
+            for box in boxes.values()
+            for i in before[box.node.index]
+            if i in boxes
+        ],
+        edges=[
+            _edge(boxes[read.node], box, read.name)
+            for box in readers
+            for read in box.node.reads
+            if read.node in boxes
+        ],
+        boxes=boxes.values(),
+        label_chars=LABEL_CHARS,
     )
 
 
@@ -219,11 +202,10 @@ def _lane(before: _Box, after: _Box) -> str:
         end = f"{x} {after.middle} {after.right} {after.middle}"
     else:
         end = f"{after.center} {y} {after.center} {after.top}"
-    return f'<path d="M{x} {y}Q{end}" class="lane"/>'
+    return f"M{x} {y}Q{end}"
 
 
-def _edge(writer: _Box, reader: _Box, name: str | None) -> str:
-    """A curve from a variable's writer to its reader, with its name as a tooltip."""
+def _edge(writer: _Box, reader: _Box, name: str | None) -> _Edge:
     if writer.left == reader.left:
         x, to_x = writer.right, reader.right
         bend = x + min(44, 14 + abs(reader.top - writer.top) // 9)
@@ -232,32 +214,16 @@ def _edge(writer: _Box, reader: _Box, name: str | None) -> str:
         x, to_x = (writer.right, reader.left) if goes_right else (writer.left, reader.right)
         bend = (x + to_x) // 2
     y, to_y = writer.middle, reader.middle
-    return (
-        f"<g><title>{_escaped(name if name is not None else 'the text of the prompt')}</title>"
-        f'<path d="M{x} {y}C{bend} {y} {bend} {to_y} {to_x} {to_y}" class="edge"/>'
-        f'<circle cx="{to_x}" cy="{to_y}" r="3.5" class="tip"/></g>'
-    )
+    path = f"M{x} {y}C{bend} {y} {bend} {to_y} {to_x} {to_y}"
+    return _Edge("the text of the prompt" if name is None else name, path, to_x, to_y)
 
 
 # --- page ----------------------------------------------------------------------------------------
 
-_PAGE_STYLE = """
-:root { color-scheme: light dark }
-body { font: 14px system-ui, sans-serif; margin: 24px }
-.picture { overflow: auto; border: 1px solid #8a93a6; border-radius: 6px }
-pre { overflow: auto; padding: 12px; border: 1px solid #8a93a6; border-radius: 6px }
-"""
-
 
 def as_html(graph: Graph) -> str:
     """A page that needs nothing else: the picture and the text."""
-    name = html.escape(graph.name)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{_PAGE_STYLE}</style></head>\n<body><h1>{name}</h1>\n"
-        f'<div class="picture">{as_svg(graph)}</div>\n'
-        f"<pre>{html.escape(as_text(graph))}</pre>\n</body></html>\n"
-    )
+    return rendered("graph_page.html", title=graph.name, picture=as_svg(graph), text=as_text(graph))
 
 
 # --- plain data ----------------------------------------------------------------------------------
