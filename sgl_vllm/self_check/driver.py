@@ -59,6 +59,7 @@ class Driver:
     forced, as a `JumpListener`.
 
     Attributes:
+        limits: when a run counts as hanging.
         table: of the tokenizer; None if the engine has none. Then there are no structured canaries.
         num_passes: forward passes so far.
     """
@@ -66,7 +67,7 @@ class Driver:
     def __init__(self, engine: EngineCore, limits: StepLimits | None) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
-        self._limits = limits or StepLimits()
+        self.limits = limits or StepLimits()
         self._num_sent = 0
         self._begun = time.monotonic()
         self._forced: dict[str, list[int]] = {}
@@ -139,7 +140,7 @@ class Driver:
         Raises:
             RunFailed: a run takes too long.
         """
-        now, limits = time.monotonic(), self._limits
+        now, limits = time.monotonic(), self.limits
         if now - started > limits.run_s:
             raise RunFailed(f"not done after {limits.run_s:g} s")
         if now - last_pass > limits.stalled_s:

@@ -59,7 +59,7 @@ def has_work(engine: EngineCore) -> bool:
     return engine.scheduler.has_requests() or bool(engine.batch_queue)
 
 
-def take_out_requests(engine: EngineCore, timeout_s: float = 30.0) -> None:
+def take_out_requests(engine: EngineCore, timeout_s: float) -> None:
     """Remove the requests of a run that has failed, and let its steps end. A fault may have left
     requests in any queue, known to the scheduler or not, ended or not."""
     scheduler = engine.scheduler

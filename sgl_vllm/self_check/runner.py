@@ -141,7 +141,7 @@ class _Check:
             DeviceLost: it cannot be made idle, so it must not serve.
         """
         try:
-            engine_state.take_out_requests(self._engine)
+            engine_state.take_out_requests(self._engine, self._driver.limits.stalled_s)
             for name in names:
                 self._parts.switch_off(name, reason)
             engine_state.free_blocks(self._engine.scheduler)
