@@ -62,7 +62,7 @@ def errors_of_pyright() -> Errors:
 
 
 def test_correct_programs_give_run_each_of_its_options_alone() -> None:
-    run: Callable[..., object] = vars(sgl.Program)["run"]
+    run: Callable[..., object] = inspect.getattr_static(sgl.Program, "run")
     parameters = inspect.signature(run).parameters.values()
     options = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     alone = re.findall(r'^    story\.run\("hare", (\w+)=[^,]*\)$', RIGHT.read_text(), re.M)
