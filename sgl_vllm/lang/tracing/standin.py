@@ -128,12 +128,15 @@ class StandIn(Expr):
 
     def __format__(self, spec: str) -> str:
         """A mark that stands for the text until that is appended (`pieces_of`)."""
+        if not is_tracing():
+            self._refuse()
         formatted = notes.get().formatted
         formatted.append(StandIn("format", format, (self, spec), is_text=True))
         return f"{_OPEN}{len(formatted) - 1}{_CLOSE}"
 
     def __repr__(self) -> str:
-        self._refuse() if is_tracing() else None
+        if is_tracing():
+            self._refuse()
         return f"<{source_of(self)}>"
 
     def __getattr__(self, name: str) -> Callable[..., StandIn]:

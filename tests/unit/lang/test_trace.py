@@ -274,6 +274,8 @@ def test_a_stand_in_that_is_kept_says_so_later():
     program.trace()
     with pytest.raises(sgl.TraceError, match="asks the argument 'a' for its value"):
         bool(kept[0])
+    with pytest.raises(sgl.TraceError, match="asks the argument 'a' for its value"):
+        f"{kept[0]}"
     assert repr(kept[0]) == "<a>"
 
 
