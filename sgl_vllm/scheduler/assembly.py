@@ -41,7 +41,9 @@ from sgl_vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
     from sgl_vllm.config import Options
 
@@ -59,6 +61,18 @@ class CountsErrors(Protocol):
 
     @property
     def num_errors(self) -> int: ...
+
+
+class Follower(Protocol):
+    """A part that follows requests from their arrival to their last output."""
+
+    def expect(self, request: Request) -> None:
+        """A new request has arrived."""
+
+    def attach(
+        self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
+    ) -> None:
+        """A step has these outputs. Put what is to be told into them."""
 
 
 @dataclass(slots=True)
@@ -92,6 +106,11 @@ class Parts:
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
     approximate: ApproximateReuse | None = None
+
+    def followers(self) -> list[Follower]:
+        """In the order in which they get their turn."""
+        followers = (self.reports, self.refusals, self.approximate, self.traces)
+        return [one for one in followers if one is not None]
 
     def states(self) -> dict[str, str]:
         """For each part `ON`, or why it is off."""

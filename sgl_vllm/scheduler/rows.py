@@ -148,13 +148,20 @@ class WaitingRows(Generic[Item]):
         if fork_group is not None and not is_readmission:
             group = self._fork_groups.acquire(fork_group)
             since = self._group_since.setdefault(group, arrival)
-        priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
-        row = (
-            *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
-            *(num_tokens, num_remaining, 0, NO_GROUP, 0, 0, 0, False, True),
-        )
-        for column, value in zip(self._columns.values(), row, strict=True):
-            column[slot] = value
+        known: dict[str, float] = {
+            "arrival": arrival,
+            "arrival_s": arrival_s,
+            "priority": max(-MAX_PRIORITY, min(priority, MAX_PRIORITY)),
+            "tenant": self._tenants.acquire(tenant),
+            "fork_group": group,
+            "since": since,
+            "tokens": num_tokens,
+            "remaining": num_remaining,
+            "next_tokens_key": NO_GROUP,
+            "waits": True,
+        }
+        for name, column in self._columns.items():
+            column[slot] = known.get(name, 0)
         self._items[slot] = item
         self._nodes[slot] = None
         self._slots[item] = slot

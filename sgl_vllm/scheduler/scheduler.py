@@ -79,19 +79,12 @@ class SglSchedulerMixin(Scheduler):
     # -- a step -----------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        parts = self.parts
         # Further input of a streaming session comes as a request with the same id.
-        is_new = request.request_id not in self.requests
-        if is_new and parts.select is not None:
-            parts.select.accept(request)
-        if is_new and parts.reports is not None:
-            parts.reports.expect(request)
-        if is_new and parts.refusals is not None:
-            parts.refusals.expect(request)
-        if is_new and parts.traces is not None:
-            parts.traces.begin(request)
-        if is_new and parts.approximate is not None:
-            parts.approximate.expect(request)
+        if request.request_id not in self.requests:
+            if self.parts.select is not None:
+                self.parts.select.accept(request)
+            for part in self.parts.followers():
+                part.expect(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -189,14 +182,8 @@ class SglSchedulerMixin(Scheduler):
             parts.select.cut_rows(outputs, num_scored_rows)
         if parts.jump is not None:
             parts.jump.after_step(outputs)
-        if parts.reports is not None:
-            parts.reports.attach(outputs, self.requests)
-        if parts.refusals is not None:
-            parts.refusals.attach(outputs, self.requests)
-        if parts.approximate is not None:
-            parts.approximate.attach(outputs, self.requests)
-        if parts.traces is not None:
-            parts.traces.attach(outputs, self.requests)
+        for part in parts.followers():
+            part.attach(outputs, self.requests)
         return results
 
     def _update_request_with_output(

@@ -49,7 +49,7 @@ class RequestTraces:
         self._block_size = block_size
         self._records: dict[str, RequestTrace] = {}
 
-    def begin(self, request: Request) -> None:
+    def expect(self, request: Request) -> None:
         self._records[request.request_id] = RequestTrace()
 
     def admitted(self, request: Request, overtakes: int) -> None:

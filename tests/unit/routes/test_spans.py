@@ -54,7 +54,7 @@ def finished(name: str) -> EngineCoreOutput:
 def test_a_span_has_its_own_requests_attributes_beside_vllms(exporter) -> None:
     traces = RequestTraces(block_size=16)
     add_to_spans(tracing := processor())
-    traces.begin(request := SimpleNamespace(request_id="a", sampling_params=None))
+    traces.expect(request := SimpleNamespace(request_id="a", sampling_params=None))
     traces.jumped(request, 0, 7)
     traces.attach([jumped := finished("a")], {})
     trace_request(tracing, jumped)

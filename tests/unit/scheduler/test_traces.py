@@ -30,7 +30,7 @@ def arrived(sent: EngineCoreOutput) -> EngineCoreOutput:
 
 def test_all_that_happened_to_a_request_is_with_its_last_output_alone() -> None:
     traces = RequestTraces(block_size=16)
-    traces.begin(one := request())
+    traces.expect(one := request())
     traces.admitted(one, 3)
     first = output(
         prefill_stats=PrefillStats(num_local_cached_tokens=37, num_external_cached_tokens=64),
@@ -57,7 +57,7 @@ def test_all_that_happened_to_a_request_is_with_its_last_output_alone() -> None:
 
 def test_with_stop_strings_each_output_has_what_there_is_so_far() -> None:
     traces = RequestTraces(block_size=16)
-    traces.begin(one := request(stop=["x"]))
+    traces.expect(one := request(stop=["x"]))
     traces.jumped(one, 0, 5)
     traces.attach([sent := output()], {"r": one})
     assert take_attributes(sent)["sgl_vllm.forced_tokens"] == 5
@@ -74,6 +74,6 @@ def test_without_attributes_headers_stay_as_they_are(headers: Any) -> None:
 def test_nothing_is_kept_of_requests_that_were_aborted() -> None:
     traces = RequestTraces(block_size=16)
     for name in "abc":
-        traces.begin(request(name))
+        traces.expect(request(name))
     traces.attach([output("b", finish_reason=FinishReason.LENGTH)], {"c": request("c")})
     assert list(traces._records) == ["c"]
