@@ -42,11 +42,9 @@ REMOVED = {
     "ones. Leave it out: the first tokens of each segment are computed",
     "schedule_cheapest_victim": "it gained no throughput. Leave it out: vLLM preempts the newest "
     "request",
-    "schedule_policy=random": "it was for comparisons only. Use fcfs for an order that ignores the "
-    "cache",
 }
-"""Options that there were, and `option=value` for values that one had: why they are gone, and what
-to do. The message that refuses them says so."""
+"""Options that there were: why they are gone, and what to do. The message that refuses them says
+so."""
 
 ALL_OPTIONS = "; vllm serve --help=plugin-config lists the options"
 
@@ -519,8 +517,6 @@ def _check(values: Mapping[str, Any]) -> None:
         elif name not in fields:
             problems.append(f"unknown option {name}" + did_you_mean(name, fields, ALL_OPTIONS))
         elif problem := _problem(fields[name], value):
-            if reason := REMOVED.get(f"{name}={value}"):
-                problem = f"no longer takes {value!r}: {reason}"
             hint = OptionInfo.of(fields[name]).hint
             problems.append(f"{name} {problem}" + (hint and f"; {hint}"))
     if problems:

@@ -62,6 +62,7 @@ def ablations(plugin: Variant, *, structured: bool) -> tuple[Variant, ...]:
         ),
         without("no_tree", "stock's block cache", radix=False),
         without("fcfs", "order of arrival", schedule_policy="fcfs"),
+        without("random", "random order", schedule_policy="random"),
         replace(without("no_parallelism", "no parallelism"), client=one_by_one),
         replace(without("no_hint", "no hint"), client=unhinted),
     ]

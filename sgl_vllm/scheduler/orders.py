@@ -59,11 +59,20 @@ def first_come_first_served(rows: Rows, nodes: Nodes) -> Keys:
     return [rows["since"]]
 
 
+def at_random(rows: Rows, nodes: Nodes) -> Keys:
+    """In random order: for benchmarks."""
+    mixed = rows["arrival"].astype(np.uint64)
+    for _ in range(2):  # of MurmurHash3's last step, so that neighbors land far apart
+        mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    return [(mixed >> np.uint64(1)).astype(np.int64)]
+
+
 ORDERS: Mapping[str, Order] = {
     "lpm": longest_prefix_match,
     "dfs-weight": depth_first_by_weight,
     "program": least_remaining_program,
     "fcfs": first_come_first_served,
+    "random": at_random,
 }
 
 CACHE_AWARE = frozenset({"lpm", "dfs-weight"})

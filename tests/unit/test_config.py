@@ -69,7 +69,6 @@ def test_an_invalid_option_is_refused_with_the_accepted_values(word, says):
     [
         ("approximate_choice=first", "^approximate_choice was removed: .*Leave it out"),
         ("schedule_cheapest_victim=true", "^schedule_cheapest_victim was removed: .*Leave it out"),
-        ("schedule_policy=random", "^schedule_policy no longer takes 'random': .*Use fcfs"),
     ],
 )
 def test_what_was_removed_is_refused_with_the_reason_and_what_to_do(word, says):

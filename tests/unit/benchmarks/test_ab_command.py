@@ -379,7 +379,9 @@ def test_ablations_leave_one_thing_out_each() -> None:
     made = plan("json_regex", "--ablations", "--off", "select")
     names = [variant.name for variant in made.variants]
     assert names[:2] == ["stock", "sgl"]
-    assert {"no_cache", "no_tree", "fcfs", "no_parallelism", "no_hint", "no_jump"} == {*names[2:]}
+    assert {"no_cache", "no_tree", "fcfs", "random", "no_parallelism", "no_hint", "no_jump"} == {
+        *names[2:]
+    }
     assert "no_jump" not in [one.name for one in plan("no_sharing", "--ablations").variants]
     alone = [(one.plugin_config, one.server_args, one.client) for one in made.variants[2:]]
     assert len({repr(one) for one in alone}) == len(alone)

@@ -156,8 +156,17 @@ def test_a_request_that_is_put_back_keeps_its_place():
     assert not queue.put_back("unknown")
 
 
-def test_fcfs_ignores_the_cache():
+def test_fcfs_and_random_ignore_the_cache():
     assert queue_of("fcfs", 0, 50, 10).order() == ["a", "b", "c"]
+    orders = {
+        tuple(queue_of("random", *matched).order()) for matched in ((0, 9, 1, 2), (9, 0, 3, 4))
+    }
+    assert len(orders) == 1
+
+
+def test_a_random_order_is_not_that_of_arrival():
+    order = queue_of("random", *range(8)).order()
+    assert sorted(order) == list("abcdefgh") != order
 
 
 def test_requests_beyond_the_window_go_in_order_of_arrival():
