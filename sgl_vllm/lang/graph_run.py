@@ -159,10 +159,11 @@ class GraphRun:
 
     def _append(self, stream: Stream, value: Expr | str, node: Node) -> None:
         """Append a value: now if it depends on arguments alone, else once its variables exist."""
-        has_effect = node.calls == "anything"
+        is_write = isinstance(node.operation, Write)
+        may_change = node.calls == "anything"
         if node.calls != "nothing" and node.num_steps and self._with_effects - {node.stream}:
             stream.effects_seen = (self._background.start(self._steps_done(node.num_steps)),)
-        if has_effect:
+        if may_change:
             self._with_effects.add(node.stream)
         if not definitions_in([value]):
             try:
@@ -172,8 +173,7 @@ class GraphRun:
             else:
                 stream.append(known)
                 return
-        is_text = isinstance(node.operation, Write) and not has_effect
-        variables = {} if is_text else dict(stream.variables)
+        variables = {} if is_write and not may_change else dict(stream.variables)
         name = next((made.name for made in node.writes), None)
         if isinstance(value, StandIn) and value._operation == "read_only_tool":
 
@@ -189,7 +189,9 @@ class GraphRun:
             async def computed() -> Expr | str:
                 return self._in_turn(self._named(await self._once_known(value), node), node)
 
-            future = stream.submit(Computed(computed, name), variables, has_effect=has_effect)
+            future = stream.submit(
+                Computed(computed, name), variables, has_effect=may_change and not is_write
+            )
         if name is not None:
             stream.bind(name, future)
 

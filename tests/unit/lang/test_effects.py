@@ -308,6 +308,21 @@ def test_a_read_only_tool_does_not_wait_for_generations_that_the_function_reads(
     assert state.ret_value == "met"
 
 
+def test_a_read_only_tool_does_not_wait_for_text_before_it_that_a_run_finds():
+    meeting = Meeting()
+
+    @sgl.function
+    def program(s):
+        branch = s.fork(1)[0]
+        branch += "1" + sgl.gen("x")
+        s += "found " + branch["x"]
+        s += sgl.read_only_tool("t", meeting.wait)
+        return s["t"]
+
+    state = program.compile().run(backend=ok_backend(before=meeting.wait_async))
+    assert state.ret_value == "met"
+
+
 # --- random programs -----------------------------------------------------------------------------
 
 
