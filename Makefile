@@ -29,7 +29,7 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 # Files of many short tests last: a process gets its next file when two tests are left of its own, so
 # a file may wait for the one long test of another while the other process has nothing left to do.
 test-slow: boundscheck  ## slow tests: workloads, examples, demo, data parallelism
-	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow $(PARALLEL) --durations 30 \
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m "slow and not nightly" $(PARALLEL) --durations 30 \
 		$(addprefix tests/,server unit browser engine)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
@@ -48,7 +48,9 @@ unit: install  ## the tests of the pure parts (seconds)
 gpu:  ## on a machine with CUDA: tests, kernel times, comparison with stock (docs/gpu.md)
 	@$(IN_ROOT) exec $(PYTHON3) tools/gpu/suite.py
 
-soak: install  ## ten times the random examples; 20,000 requests compared with stock (minutes)
+soak: install  ## nightly: what CI leaves out, ten times the random examples, 20,000 requests compared with stock
+	@$(IN_ROOT) "$(BIN)/python" -m pytest -m nightly $(PARALLEL) $(addprefix tests/,server engine unit browser)
+	@$(IN_ROOT) "$(BIN)/python" -m tests.platforms --all $(PARALLEL)
 	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=10 "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
 	@$(IN_ROOT) "$(BIN)/python" -m tests.unit.fsm.schema_fuzz --count 20000
 	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
@@ -93,7 +95,7 @@ pictures: install  ## draw the README's chart and terminal, and the pictures of 
 	@$(IN_ROOT) "$(BIN)/python" -m tools.recording
 
 screenshots: install  ## take the screenshots in docs/screenshots; needs chromium
-	@$(IN_ROOT) WRITE_SCREENSHOTS=1 "$(BIN)/python" -m pytest -m slow tests/browser/test_screenshots.py
+	@$(IN_ROOT) WRITE_SCREENSHOTS=1 "$(BIN)/python" -m pytest -m nightly tests/browser/test_screenshots.py
 
 site: install  ## build the documentation site in site/; warnings and broken links are errors
 	@$(IN_ROOT) exec "$(BIN)/python" -m tools.site

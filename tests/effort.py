@@ -1,6 +1,6 @@
 """How many random examples the tests of pure parts try, and how many requests an engine gets.
 
-Owns two factors, which of a test's cases are run, and which are slow. With
+Owns two factors, which of a test's cases are run, and which of them nightly. With
 `SGL_VLLM_TEST_EFFORT=10` there are ten times as many examples as in a usual run, which is to be
 short. They are other ones in each run, so that many usual runs see as much as a long one.
 `SGL_VLLM_TEST_REQUESTS` is the share of requests that are sent, a quarter where a pass is slow
@@ -29,18 +29,17 @@ def requests(usual: int) -> int:
     return max(1, round(usual * float(os.environ.get(REQUESTS, "1"))))
 
 
-def some_slow(
-    names: Iterable[str], quick: Collection[str], slow: Collection[Any] = (pytest.mark.slow,)
+def some_nightly(
+    names: Iterable[str], quick: Collection[str], marks: Collection[Any] = (pytest.mark.nightly,)
 ) -> list[Any]:
-    """For `params` or `parametrize`: all names, with the marks `slow` on those that are not in
-    `quick`."""
-    return [pytest.param(name, marks=() if name in quick else slow) for name in names]
+    """For `params` or `parametrize`: all names, with `marks` on those that are not in `quick`."""
+    return [pytest.param(name, marks=() if name in quick else marks) for name in names]
 
 
 def by_turns(rows: Iterable[Any], columns: Iterable[Any], turns: Iterable[Any]) -> list[Any]:
     """For `parametrize`: each row with each column, and with one of `turns`, the next one in each
-    cell. With more effort, each cell has all of them. A cell is slow if its row or its column is.
-    A tuple, or what `pytest.param` makes of several values, is several arguments."""
+    cell. With more effort, each cell has all of them. A cell has the marks of its row and of its
+    column. A tuple, or what `pytest.param` makes of several values, is several arguments."""
     rows, columns, turns = (
         [one if isinstance(one, type(pytest.param())) else _param(one) for one in axis]
         for axis in (rows, columns, turns)

@@ -35,7 +35,7 @@ IS_WANTED = "WRITE_SCREENSHOTS" in os.environ
 NUM_COLORS = 128
 MOST_DIFFERENCE = 6  # of 255, on average over the small copies
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def check(page: Page, name: str) -> None:

@@ -22,7 +22,7 @@ import sgl_vllm.programs
 import sgl_vllm.radix
 import sgl_vllm.scheduler
 from sgl_vllm.radix.invariants import check_pool
-from tests.effort import some_slow
+from tests.effort import some_nightly
 from tests.engine.machine import Machine
 
 ENTRY_POINTS = {
@@ -176,7 +176,7 @@ def raising_at(call: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("setting", some_slow(SETTINGS, ["default"]))
+@pytest.mark.parametrize("setting", some_nightly(SETTINGS, ["default"]))
 def test_an_error_in_any_method_ends_nothing_and_leaks_nothing(setting: str) -> None:
     rng = random.Random(1)
     calls = count_calls(setting)

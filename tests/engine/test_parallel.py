@@ -29,7 +29,7 @@ def start_parallel(start, plugin, **parallel: int) -> Engine:
     return engine
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_all_parts_are_on_and_every_request_gets_what_stock_gives(start, parallel):

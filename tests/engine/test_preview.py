@@ -92,7 +92,7 @@ CASES = [
 ]
 QUICK = {"defaults", "a KV connector", "n-gram speculation", "sliding window"}
 PARAMETERS = [
-    pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow)
+    pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.nightly)
     for case in CASES
 ]
 

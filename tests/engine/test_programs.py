@@ -28,7 +28,7 @@ from tests.engine.ties import check_answers
 from tests.platforms.platform import chosen
 
 WHAT_HAPPENS = ("aborts", "partial hits", "select scores")
-SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
+NIGHTLY = (pytest.mark.nightly, pytest.mark.timeout(600))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ QUICK: dict[tuple[str, str], Case] = {
     ("glm4_moe", "mtp"): drafting("mtp", tiny(27)),
     ("deepseek_v2", "mla"): Case(tiny(54, 16, 128), MLA, ("aborts", "partial hits", "preemptions")),
 }
-IN_MAKE_TEST_SLOW: dict[tuple[str, str], Case] = {
+NIGHTLY_CASES: dict[tuple[str, str], Case] = {
     ("demo", "draft model"): drafting("draft_model", tiny(28, chunk=1024), DRAFTS),
     ("demo", "eagle, exact jumps"): drafting("eagle", tiny(30, chunk=128, plugin=EXACT), DRAFTS),
     ("gemma3", "ngram"): drafting("ngram", tiny(52)),
@@ -113,8 +113,8 @@ IN_MAKE_TEST_SLOW: dict[tuple[str, str], Case] = {
 CASES = [
     *(pytest.param(model, case, id=f"{model}, {name}") for (model, name), case in QUICK.items()),
     *(
-        pytest.param(model, case, id=f"{model}, {name}", marks=SLOW)
-        for (model, name), case in IN_MAKE_TEST_SLOW.items()
+        pytest.param(model, case, id=f"{model}, {name}", marks=NIGHTLY)
+        for (model, name), case in NIGHTLY_CASES.items()
     ),
 ]
 

@@ -24,7 +24,7 @@ from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import RadixTree
-from tests.effort import by_turns, some_slow
+from tests.effort import by_turns, some_nightly
 from tests.engine.jobs import (
     Job,
     cached_tokens,
@@ -60,7 +60,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 QUICK = ("kimi linear", "with a window")
-SOME_SLOW = some_slow(LAYOUTS, QUICK)
+SOME_SLOW = some_nightly(LAYOUTS, QUICK)
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 TINY, ROOMY = (16, 60, 48, "fcfs"), (16, 1500, 512, "fcfs")
 SHAPES = [

@@ -13,14 +13,14 @@ from vllm.v1.kv_cache_interface import MambaSpec
 
 from sgl_vllm.radix.checkpoints import MIN_GAIN
 from sgl_vllm.vllm_api.versions import release_of
-from tests.effort import requests, some_slow
+from tests.effort import requests, some_nightly
 from tests.engine import sessions
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.recurrent_models import MODELS, RecurrentModel, let_mamba2_keep_states
 from tests.engine.sessions import Reply, again, in_order, num_shared, run, session
 
 
-@pytest.fixture(scope="module", params=some_slow(MODELS, ["qwen3_next"]))
+@pytest.fixture(scope="module", params=some_nightly(MODELS, ["qwen3_next"]))
 def model(request) -> RecurrentModel:
     if request.param == "granite4" and release_of(vllm.__version__) < (0, 32):
         pytest.skip("vLLM 0.31 has no CPU kernel for Mamba-2 in float32")

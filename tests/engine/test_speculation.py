@@ -24,7 +24,7 @@ from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.layouts import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
 from sgl_vllm.vllm_api.versions import release_of
-from tests.effort import requests, some_slow
+from tests.effort import requests, some_nightly
 from tests.engine import mtp_models
 from tests.engine.drafters import NUM_DRAFTS, counting_drafts, speculation, why_it_cannot_run
 from tests.engine.engine import Ask, Engine, greedy, words
@@ -37,7 +37,7 @@ METHODS = ("ngram", "draft_model", "eagle", "eagle3")
 READ_AHEAD = ("eagle", "eagle3", "mtp")
 """Methods whose drafters have read one token further than a match."""
 
-slow = (pytest.mark.slow, pytest.mark.timeout(600))
+nightly = (pytest.mark.nightly, pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ class Drafting:
 
 
 @pytest.fixture(
-    scope="module", params=[*METHODS, *some_slow(mtp_models.CONFIGS, ["glm4_moe"], slow)]
+    scope="module", params=[*METHODS, *some_nightly(mtp_models.CONFIGS, ["glm4_moe"], nightly)]
 )
 def drafting(request, start_drafting, tmp_path_factory) -> Iterator[Drafting]:
     if request.param in METHODS:
@@ -274,7 +274,7 @@ def without_drafts(start) -> tuple[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize(
-    "method", ["ngram", "eagle", "eagle3", pytest.param("draft_model", marks=slow)]
+    "method", ["ngram", "eagle", "eagle3", pytest.param("draft_model", marks=nightly)]
 )
 def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
     start_drafting, without_drafts, method
@@ -290,7 +290,7 @@ def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
     engine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("method", ["ngram", pytest.param("eagle", marks=slow)])
+@pytest.mark.parametrize("method", ["ngram", pytest.param("eagle", marks=nightly)])
 def test_exact_jumps_take_no_more_passes_than_drafts_alone(start_drafting, method):
     """Drafts that are as long as a forced run are verified instead."""
     stock = start_drafting(method, plugin=None)
@@ -332,7 +332,7 @@ def test_a_pass_that_waited_verifies_no_drafts(start_drafting):
 
 @with_every_request
 @pytest.mark.parametrize(
-    "method", ["ngram", *(pytest.param(method, marks=slow) for method in METHODS[1:])]
+    "method", ["ngram", *(pytest.param(method, marks=nightly) for method in METHODS[1:])]
 )
 def test_the_self_check_runs_with_drafts_and_finds_no_difference(
     start_drafting, method, tmp_path, monkeypatch

@@ -9,7 +9,7 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from sgl_vllm.radix.stats import RadixCounters
-from tests.effort import some_slow
+from tests.effort import some_nightly
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
 from tests.engine.memory_connector import BEHAVIOUR, STORE, behave
@@ -31,7 +31,7 @@ def clean() -> Iterator[None]:
     STORE.clear()
 
 
-@pytest.fixture(scope="module", params=some_slow(CONFIGS, ["gemma3"]))
+@pytest.fixture(scope="module", params=some_nightly(CONFIGS, ["gemma3"]))
 def start_model(request, start, tmp_path_factory) -> Iterator[Callable[..., Engine]]:
     with starting(request.param, start, tmp_path_factory.mktemp("models")) as start_engine:
         yield start_engine

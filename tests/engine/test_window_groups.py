@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tree import RadixTree
-from tests.effort import by_turns, examples, some_slow
+from tests.effort import by_turns, examples, some_nightly
 from tests.engine.drafters import MASKS_AFTER_DRAFTS
 from tests.engine.jobs import (
     Job,
@@ -51,7 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "mla": {"sliding_windows": (24,), "full_attention": MLA},
 }
 QUICK = ("gemma 3", "windows and chunks", "gemma 4", "phi-4-mini")
-SOME_SLOW = some_slow([*LAYOUTS][1:], QUICK)
+SOME_SLOW = some_nightly([*LAYOUTS][1:], QUICK)
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 SHAPES = [
     # block size, blocks, at once, tokens a step, policy
@@ -133,7 +133,7 @@ def test_every_request_gets_the_same_tokens(want, layout, runner, is_async, shap
 
 @pytest.mark.parametrize("num_blocks", [150, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("method", "runner", "is_async"), METHODS)
-@pytest.mark.parametrize("layout", some_slow(WITH_DRAFTS, ("gpt-oss", "gemma 4")))
+@pytest.mark.parametrize("layout", some_nightly(WITH_DRAFTS, ("gpt-oss", "gemma 4")))
 def test_so_it_does_with_drafts(want, layout, method, runner, is_async, num_blocks):
     jobs, answers = want
     settings = {"block_size": 8, "max_num_batched_tokens": 100, "num_blocks": num_blocks}

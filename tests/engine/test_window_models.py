@@ -15,7 +15,7 @@ import pytest
 from vllm import SamplingParams
 
 from sgl_vllm.protocol.request_keys import SCORE_FROM
-from tests.effort import some_slow
+from tests.effort import some_nightly
 from tests.engine import window_models
 from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.play import LOGPROB_TOLERANCE
@@ -25,7 +25,7 @@ from tests.engine.soak_models import starting
 NAMES = [*window_models.CONFIGS, "deepseek_v2"]
 
 
-@pytest.fixture(scope="module", params=some_slow(NAMES, ["gemma3", "deepseek_v2"]))
+@pytest.fixture(scope="module", params=some_nightly(NAMES, ["gemma3", "deepseek_v2"]))
 def start_model(request, start, tmp_path_factory) -> Iterator[Callable[..., Engine]]:
     """`start`, with a model whose prefixes are cached unless asked not to."""
     with starting(request.param, start, tmp_path_factory.mktemp("models")) as start_engine:

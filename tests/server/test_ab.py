@@ -38,6 +38,7 @@ def test_a_tight_cache_is_used_better_for_the_same_texts(
     assert "programs/s" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_an_image_is_computed_once_for_all_questions_about_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tools.attack.__main__ import QUICK, Figures, attack, percentile
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from sgl_vllm.routes.metrics import MAX_AGE_S
 from sgl_vllm.server_process import read_counters
 from tests.server.conftest import serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 CONVERSATIONS, TURNS = 8, 4
 BLOCK_SIZE = 32

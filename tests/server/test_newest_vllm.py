@@ -13,7 +13,7 @@ import pytest
 from sgl_vllm.vllm_api.versions import SUPPORTED_VERSIONS, release_of
 from tools.vllm_versions import BUILDS, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 TESTS = ("test_block_hashes.py", "test_radix.py", "test_select.py", "test_jump_forward.py")
 

@@ -150,7 +150,7 @@ def test_it_still_answers_after_a_long_conversation(model: Examinee) -> None:
 # ---- the training text -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_text_is_still_that_of_which_the_shipped_tokenizer_was_made(
     tokenizer: Tokenizer,
 ) -> None:

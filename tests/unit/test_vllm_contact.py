@@ -126,7 +126,7 @@ def test_the_installed_vllm_calls_our_code_as_it_expects():
     assert list(map(str, contact_problems(source))) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("version", ["0.31.0", "0.33.0"])
 def test_so_does_every_other_supported_version(version: str):
     """Downloads the version's wheel (up to 0.34 GB) the first time."""

@@ -8,7 +8,7 @@ from sgl_vllm.preview.outlook import Outlook, PartOutlook, State
 from tools import coverage
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_tables_are_up_to_date() -> None:
     for section in coverage.SECTIONS:

@@ -22,7 +22,7 @@ def rows_of(heading: str) -> list[list[str]]:
     return cells[1:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_tables_are_up_to_date() -> None:
     assert SECTION.written_into(PAGE) == PAGE, f"run `{SECTION.command}`"
