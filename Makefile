@@ -80,10 +80,10 @@ options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
 counters: install  ## write the table of metrics in docs/operations.md from the code
 	@$(IN_ROOT) "$(BIN)/python" -m tools.counters
 
-coverage: install  ## write the tables of docs/coverage.md from what the parts answer
+coverage: install  ## write the tables of docs/support.md from what the parts answer
 	@$(IN_ROOT) "$(BIN)/python" -m tools.coverage
 
-layouts: install  ## write the tables of docs/layouts.md from what is foreseen for well-known models
+layouts: install  ## write the tables of docs/support.md from what is foreseen for well-known models
 	@$(IN_ROOT) "$(BIN)/python" -m tools.layouts
 
 map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings

@@ -232,14 +232,14 @@ class Options:
         "On a GPU, copy only the matched slots of a block that is hit in part, in all layers with "
         "one kernel launch, not the whole block layer by layer.",
         part="radix",
-        page="kernels.md",
+        page="gpu.md#kernels",
     )
     prefix_attention: bool = _option(
         False,
         "On a GPU, decode steps read the blocks that their requests share once for all of them, "
         "where that pays. Other steps run FlashAttention as before.",
         part="radix",
-        page="kernels.md",
+        page="gpu.md#kernels",
     )
     approximate_reuse: bool = _option(
         False,
@@ -271,13 +271,13 @@ class Options:
             "measured": "where loading is measured to be cheaper than computing",
             "always": "wherever it is found",
         },
-        page="tiers.md",
+        page="cache.md#below-the-gpu",
     )
     tier_min_tokens: int = _option(
         0,
         "Never load fewer tokens than this.",
         part="tiers",
-        page="tiers.md",
+        page="cache.md#below-the-gpu",
     )
     schedule: bool = _option(
         True,
@@ -341,7 +341,7 @@ class Options:
         "With `--data-parallel-size`, send a request to the engine where it costs the least "
         "compute and waiting. Off, requests go to the engine with the fewest requests.",
         part="rank_routing",
-        page="data-parallel.md",
+        page="routing.md#several-engines-in-one-server",
     )
     max_body_mb: float = _option(
         64.0,
@@ -398,7 +398,7 @@ class Options:
         },
         old_name="unverified",
         old_values={True: "off", False: "auto"},
-        page="self-check.md",
+        page="gpu.md#the-self-check",
     )
 
     def __post_init__(self) -> None:

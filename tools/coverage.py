@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md's tables and the README's: which part is on in which deployment.
+"""Writes docs/support.md's tables and the README's: which part is on in which deployment.
 
 Owns the form of the tables. The deployments, and the small models that stand for families, are in
 `coverage.toml`. Does not own the answers: they are those of `sgl-vllm doctor MODEL`, so of the
@@ -63,9 +63,9 @@ def section_lines() -> Iterator[str]:
         (GPU, "On a GPU, as predicted for an NVIDIA H100"),
         (CPU, "On a CPU"),
     ):
-        yield f"\n## {heading}\n"
+        yield f"\n### {heading}\n"
         yield from table_lines(outlooks(device), notes)
-    yield "\n## Why a part is off\n"
+    yield "\n### Why a part is off\n"
     yield "In the words of the engine's log:\n"
     for reason, number in notes.items():
         yield f"{number}. {reason}"
@@ -141,7 +141,7 @@ def parts_in_words(parts: Sequence[PartOutlook]) -> str:
 
 SECTIONS = (
     GeneratedSection(
-        page=ROOT / "docs" / "coverage.md",
+        page=ROOT / "docs" / "support.md",
         command="make coverage",
         source="the parts' own answers",
         lines=section_lines,

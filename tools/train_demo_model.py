@@ -36,7 +36,7 @@ from tools.demo_model.tokenizer import (  # noqa: E402
 from tools.demo_model.training import TrainingPlan, batches, train  # noqa: E402
 
 DEFAULT_FOLDER = ROOT / "sgl_vllm" / "demo" / "model"
-STEPS_PER_MINUTE = 100  # on two idle cores, see docs/demo-model.md
+STEPS_PER_MINUTE = 100  # on two idle cores, see docs/benchmarks.md
 TOKENIZER_DOCUMENTS = 20_000
 
 

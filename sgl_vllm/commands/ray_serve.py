@@ -20,7 +20,7 @@ A file for two replicas, each on a GPU:
       deployment_config: {num_replicas: 2}
 
 `sgl-vllm examples serving/ray.yaml` prints an example for CPUs, and
-docs/ray.md describes all settings.
+docs/routing.md describes all settings.
 """
 
 

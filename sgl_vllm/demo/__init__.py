@@ -1,6 +1,6 @@
 """What `sgl-vllm demo` runs: a program, and the model that ships with the project.
 
-The command is `commands/demo.py`; docs/demo-model.md describes the model.
+The command is `commands/demo.py`; docs/benchmarks.md describes the model.
 """
 
 from pathlib import Path

@@ -28,7 +28,7 @@ expect = sync_api.expect
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("docs/index.html", "docs/coverage.html", "docs/language.html")
+PAGES = ("docs/index.html", "docs/support.html", "docs/language.html")
 
 
 @pytest.fixture(scope="module")

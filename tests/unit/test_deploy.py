@@ -57,7 +57,7 @@ def test_the_cpu_image_serves_the_demo_model_of_the_wheel() -> None:
 
 def test_images_have_the_version_of_the_package() -> None:
     text = "".join(file.read_text() for file in DEPLOY.rglob("*") if file.is_file())
-    text += (ROOT / "docs" / "containers.md").read_text()
+    text += (ROOT / "docs" / "install.md").read_text()
     assert set(re.findall(r"sgl-vllm:(\d[\w.]*)", text)) == {__version__}
     (model,) = read("production-stack.yaml")["servingEngineSpec"]["modelSpec"]
     assert model["tag"] == __version__

@@ -1,4 +1,4 @@
-"""Writes docs/layouts.md's tables: which component serves which layers of well-known models.
+"""Writes docs/support.md's tables: which component serves which layers of well-known models.
 
 Owns the form of the tables. `models.json` has the configurations as far as they decide about
 layers, with models for images as their text model. `families.json` has the models that vLLM has
@@ -85,9 +85,9 @@ def answers() -> dict[str, Answer]:
 
 def section_lines() -> Iterator[str]:
     found = answers()
-    yield "\n## Models\n"
+    yield "\n### Well-known models\n"
     yield from model_lines(MODELS, found)
-    yield "\n## vLLM's recipes\n"
+    yield "\n### vLLM's recipes\n"
     yield from recipe_lines(FAMILIES, found)
 
 
@@ -144,7 +144,7 @@ def radix(answer: Answer) -> PartOutlook:
 
 
 SECTION = GeneratedSection(
-    page=ROOT / "docs" / "layouts.md",
+    page=ROOT / "docs" / "support.md",
     command="make layouts",
     source="the plugin's answers",
     lines=section_lines,

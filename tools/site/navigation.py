@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FOLDERS = {
     "../benchmarks/results/cpu": "site:../benchmark-report.html",
-    "../deploy": "containers.md",
+    "../deploy": "install.md#containers",
     "../examples": "language.md",  # which lists them
 }
 """What stands for a folder, which a website cannot show."""

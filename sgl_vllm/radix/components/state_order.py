@@ -15,7 +15,7 @@ time since the state was last in use. In chats, for example:
     end of an answer                   268        58     0.82                 20 s       0.0410
     the same, used once                  0       267     0.00                  1 s       0.0015
 
-How many tokens a state saves plays no part: see "Which state is evicted first" in docs/layouts.md.
+How many tokens a state saves plays no part: benchmarks/results/studies.md has the experiment.
 """
 
 from __future__ import annotations

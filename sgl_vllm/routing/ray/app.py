@@ -89,7 +89,7 @@ def _check_router(config: Mapping[str, Any]) -> None:
             CostModel(**kwargs.get("cost") or {})
     except TypeError as error:
         raise RayServeError(
-            f"request_router_kwargs: {error}; docs/ray.md in the repository has them all"
+            f"request_router_kwargs: {error}; docs/routing.md in the repository has them all"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""docs/coverage.md and the README say what the parts answer now."""
+"""docs/support.md and the README say what the parts answer now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/layouts.md says what is foreseen for well-known models, and counts recipes right."""
+"""docs/support.md says what is foreseen for well-known models, and counts recipes right."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import sgl_vllm
 from tools.layouts.__main__ import COMPONENTS, FAMILIES, MODELS, SECTION
 
-PAGE = (Path(sgl_vllm.__file__).parent.parent / "docs" / "layouts.md").read_text()
+PAGE = (Path(sgl_vllm.__file__).parent.parent / "docs" / "support.md").read_text()
 
 
 def rows_of(heading: str) -> list[list[str]]:
     """The cells of the table below a heading."""
-    _, _, below = PAGE.partition(f"\n## {heading}\n")
-    lines = below.partition("\n## ")[0].splitlines()
+    _, _, below = PAGE.partition(f"\n### {heading}\n")
+    lines = re.split(r"\n##+ ", below)[0].splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     return cells[1:]
 
@@ -53,13 +53,13 @@ def test_the_tables_are_up_to_date() -> None:
     ],
 )
 def test_the_row_of_a_model(model: str, groups: str, radix: str) -> None:
-    row = next(row for row in rows_of("Models") if row[0].startswith(f"[{model}]"))
+    row = next(row for row in rows_of("Well-known models") if row[0].startswith(f"[{model}]"))
     assert row[2:4] == [groups, radix]
 
 
 def test_vllm_builds_as_many_parameters_as_a_model_is_known_for() -> None:
     published = {model.name: model.billions for model in MODELS}
-    for row in rows_of("Models"):
+    for row in rows_of("Well-known models"):
         name, _, _ = row[0].removeprefix("[").partition("]")
         assert float(row[1].removesuffix("B")) == pytest.approx(published.pop(name), rel=0.07), name
     assert published == {}

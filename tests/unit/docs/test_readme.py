@@ -17,7 +17,10 @@ from tools import chart, first_screen, recording
 from tools.generated import ROOT
 
 README = (ROOT / "README.md").read_text()
-EXPECT = (ROOT / "docs" / "expect.md").read_text()
+SUPPORT = (ROOT / "docs" / "support.md").read_text()
+EXPECT = SUPPORT[SUPPORT.index("## What to expect") : SUPPORT.index("### With windows")]
+"""Of the page, what names ratios of the chart."""
+
 CHAR_WIDTH = 12.2  # in rich's pictures
 
 
