@@ -33,7 +33,7 @@ NO_PREFIX_CACHING = (
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
     """All that decides, of a scheduler, whether a part can work: of one that runs, or of one that
-    was never made (`planning.py`).
+    was never made (`preview/engine.py`).
 
     Attributes:
         connectors: the classes of the KV connectors: of one, or of those in a `MultiConnector`.

@@ -1,4 +1,4 @@
-"""Rule 4 over random programs: chats, forks, joins, bursts, aborts, every kind of request, in
+"""Same answers over random programs: chats, forks, joins, bursts, aborts, every kind of request, in
 caches that hold hardly more than the longest of them. On each layout of KV caches, with each kind
 of drafts, and with vLLM's offloading below the tree.
 

@@ -1,5 +1,5 @@
-"""Rule 4 and hits on models with recurrent layers: three of linear attention (Qwen3-Next) or of
-Mamba-2 (Granite 4) for each of full attention. The models are small and random. One computes in
+"""Same answers and hits on models with recurrent layers: three of linear attention (Qwen3-Next) or
+of Mamba-2 (Granite 4) for each of full attention. The models are small and random. One computes in
 bfloat16, so its log-probabilities move by a rounding step with how a request is cut into passes, in
 stock vLLM too."""
 

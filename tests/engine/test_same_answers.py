@@ -1,4 +1,4 @@
-"""Rule 4: under greedy sampling, every request gets token for token what stock vLLM gives it.
+"""Same answers: under greedy sampling, every request gets token for token what stock vLLM gives it.
 
 For requests with a grammar, what stock gives when it may spell forced text only canonically.
 """

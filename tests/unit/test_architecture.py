@@ -1,4 +1,4 @@
-"""The package's modules depend on each other without cycles, and only as ARCHITECTURE.md allows;
+"""The package's modules depend on each other without cycles, and only as this file allows;
 and they change vLLM only through `sgl_vllm/vllm_api/patching.py`.
 
 The import graph is read from the source, so that nothing is imported. Imports under
@@ -177,7 +177,7 @@ def internal(*, lazy: bool) -> dict[str, set[str]]:
 
 
 def violations() -> set[tuple[str, str]]:
-    """The imports between parts that ARCHITECTURE.md does not allow, as (importer, imported)."""
+    """The imports that `MAY_NOT_IMPORT` and `MAY_IMPORT_VLLM` forbid, as (importer, imported)."""
     found = set()
     for name, module in modules().items():
         for other in module.all:

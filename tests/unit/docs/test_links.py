@@ -12,6 +12,7 @@ from tools.site import navigation
 
 ROOT = Path(sgl_vllm.__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+FOLDERS = "benchmarks|constraints|deploy|kernels|sgl_vllm|tests|tools"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -40,6 +41,16 @@ def test_links_to_folders_have_a_page_of_the_site(page: Path) -> None:
     links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
     folders = {link for link in links if (page.parent / link).is_dir()}
     assert folders <= navigation.FOLDERS.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_modules_named_on_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    files = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]*\w)`", text))
+    modules = set(re.findall(r"-m ((?:benchmarks|tools|tests|sgl_vllm)\.[a-z][\w.]*\w)", text))
+    files |= {name.replace(".", "/") for name in modules}
+    found = {name for name in files if (ROOT / name).exists() or (ROOT / f"{name}.py").is_file()}
+    assert files - found - {"tests/v1/core"} == set()  # that one is vLLM's
 
 
 def test_every_example_is_in_the_list_of_examples() -> None:
