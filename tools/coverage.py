@@ -98,7 +98,7 @@ class Summary:
     Attributes:
         deployments: names of rows of the page, which have the same parts.
         tests: vLLM's model runners on which this project's tests run it, on a CPU; written by hand
-            from docs/server.md.
+            from docs/support.md.
     """
 
     name: str

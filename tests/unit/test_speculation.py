@@ -11,7 +11,7 @@ from vllm.config.speculative import MTPModelTypes, SpeculativeMethod
 
 from sgl_vllm.speculation import METHODS, NO_DRAFTING, Drafting, drafting_of, is_tested, refusal
 
-SERVER_PAGE = Path(__file__).resolve().parents[2] / "docs" / "server.md"
+SUPPORT_PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 
 
 @dataclass
@@ -104,5 +104,5 @@ def test_a_method_that_no_test_runs_is_left_to_the_self_check():
 
 
 def test_the_docs_name_every_method():
-    section = SERVER_PAGE.read_text().split("### Speculative decoding")[1].split("\n## ")[0]
+    section = SUPPORT_PAGE.read_text().split("## Speculative decoding")[1].split("\n## ")[0]
     assert [method for method in METHODS if f"`{method}`" not in section] == []
