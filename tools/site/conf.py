@@ -20,6 +20,7 @@ extensions = ["myst_parser", "tools.site.navigation"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
+    "benchmarks/results/studies.md",
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
