@@ -151,8 +151,6 @@ class CacheAwareQueue(RequestQueue):
         if self._programs is not None:
             self._programs.step_starts()
         if self._may_evict():
-            if len(self._waiting) == 1:  # a queue of one has no order, so it is not scored
-                self._guard.run(self._scores.refresh)
             self._decide_order()
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
@@ -210,6 +208,8 @@ class CacheAwareQueue(RequestQueue):
                 scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
             )
         ):
+            if len(self._waiting) == 1:  # a queue of one has no order, so it is not scored
+                self._guard.run(self._scores.refresh)
             self._radix.evict_last(self.nodes_of_head())
             self._evicted_last = self._order
 

@@ -22,7 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies
-from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.radix.retention import Retention
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import by_turns, some_nightly
 from tests.engine.jobs import (
@@ -278,9 +278,9 @@ def forget_the_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A request that ends has a state that a step in flight is going to change."""
 
     def states_left(self: Any, request: Any, state: Any, num_tokens: int) -> Any:
-        return num_tokens, self.groups.states_of(request, state.num_with_states, num_tokens)
+        return num_tokens, self._groups.states_of(request, state.num_with_states, num_tokens)
 
-    patch.setattr(RadixKVCacheManager, "_states_left", states_left)
+    patch.setattr(Retention, "_states_left", states_left)
 
 
 MISTAKES: list[tuple[Callable[[pytest.MonkeyPatch], None], type[Exception]]] = [

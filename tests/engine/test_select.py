@@ -94,6 +94,6 @@ def test_further_input_of_a_session_is_no_request_of_its_own():
     scored: Any = {"name": "session", "resumable": True, "prompt_logprobs": 0}
     session = machine.add(range(100), extra_args={SCORE_FROM: 90}, **scored)
     further = machine.add(range(100, 150), extra_args={SCORE_FROM: 20}, **scored)
-    select = machine.scheduler.parts.select
-    assert (select.first_token(session), select.first_token(further)) == (90, None)
+    first_scored = machine.scheduler.parts.radix.first_scored
+    assert (first_scored.get(session), first_scored.get(further)) == (90, None)
     machine.abort(session)
