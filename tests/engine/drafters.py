@@ -56,6 +56,11 @@ def why_it_cannot_run(method: str, platform: Platform) -> str | None:
             "vLLM schedules n-grams asynchronously with the method ngram_gpu only, whose drafter "
             "for the V1 runner pins memory, which needs a GPU"
         )
+    if method == "mtp" and platform.is_async and not platform.uses_v2_runner:
+        return (
+            "where a request fills the context, vLLM's V1 runner counts a draft in flight that was "
+            "rejected, and asserts that there is no token past the context"
+        )
     return None
 
 
