@@ -198,7 +198,7 @@ def test_examples_and_benchmarks_come_with_it(client: Environment) -> None:
     client.run("sgl-vllm", "examples", "all", "--copy", "copies")
     assert (client.folder / "copies" / "tutorial.ipynb").is_file()
     assert "\nab " in f"\n{client.run('sgl-vllm', 'bench')}"
-    assert "--plugin" in client.run("sgl-vllm", "bench", "client", "--help")
+    assert "--model" in client.run("sgl-vllm", "bench", "ab", "--help")
 
 
 def test_next_to_vllm_all_parts_are_found(next_to_vllm: Environment) -> None:
