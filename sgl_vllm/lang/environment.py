@@ -13,7 +13,8 @@ class Environment:
 
     def __init__(self, leaf: Callable[[Leaf], Value]) -> None:
         self._leaf = leaf
-        self._values: dict[int, Value] = {}
+        self._values: dict[int, tuple[StandIn, Value]] = {}
+        """By `id`, since a stand-in cannot be compared. Keeping it keeps its `id` from another."""
 
     def value(self, wanted: Value) -> Value:
         """Compute `wanted`; a constant is its own value. Raises what the operation raises."""
@@ -24,5 +25,5 @@ class Environment:
         if id(wanted) not in self._values:
             args = [self.value(arg) for arg in wanted._args]
             kwargs = {key: self.value(arg) for key, arg in wanted._kwargs.items()}
-            self._values[id(wanted)] = wanted._function(*args, **kwargs)
-        return self._values[id(wanted)]
+            self._values[id(wanted)] = wanted, wanted._function(*args, **kwargs)
+        return self._values[id(wanted)][1]

@@ -266,6 +266,21 @@ def test_a_compiled_program_shows_its_graph_and_can_be_traced_and_compiled_again
         any_number.compile()
 
 
+def test_texts_that_are_put_together_for_one_append_are_not_taken_for_those_of_another(server):
+    server.reply = lambda prompt: f"<{prompt}>"
+
+    @sgl.function
+    def program(s, a):
+        forks = s.fork(8)
+        forks += [f"{a}{j}" for j in range(8)]
+        forks += sgl.gen("x")
+        forks.join()
+
+    expected = [f"<{j}>" for j in range(8)]
+    for _ in range(20):
+        assert program.compile().run(a="")["x"] == expected
+
+
 @given(sources(), st.text("abct", max_size=5), st.integers(1, 9))
 @settings(
     max_examples=examples(50),
