@@ -171,8 +171,7 @@ class CacheAwareQueue(RequestQueue):
                 if self._traces is not None:
                     self._traces.admitted(request, self._waiting.overtakes_of(request))
             self.counters.overtakes += self._settle(num_cached)
-        if not self._waiting:
-            self._order = []
+        self._forget_order_if_empty()
         requests = self._scheduler.requests
         self.charge((requests[name], number) for name, number in num_scheduled.items())
 
@@ -212,6 +211,13 @@ class CacheAwareQueue(RequestQueue):
                 self._guard.run(self._scores.refresh)
             self._radix.evict_last(self.nodes_of_head())
             self._evicted_last = self._order
+
+    def _forget_order_if_empty(self) -> None:
+        """Nothing is evicted last for requests that wait no longer."""
+        if not self._waiting and self._order:
+            self._order = self._evicted_last = []
+            if self._radix is not None:
+                self._radix.evict_last(())
 
     def _policy_order(self) -> list[Request]:
         if len(self._waiting) < 2:
@@ -355,8 +361,7 @@ class CacheAwareQueue(RequestQueue):
                 self._guard.run(self._scores.discard, request)
                 if request is self._next:
                     self._next = None
-        if not self._waiting:
-            self._order = []
+        self._forget_order_if_empty()
 
     def __len__(self) -> int:
         return len(self._waiting)

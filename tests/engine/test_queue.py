@@ -355,6 +355,24 @@ def test_every_request_finishes_under_heavy_preemption():
     assert machine.num_preemptions > 10
 
 
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_nothing_is_evicted_last_for_a_request_that_waits_no_longer(is_aborted):
+    machine = Machine(max_num_seqs=1, num_blocks=16, block_size=16)
+    prefix = words(64)
+    machine.add(prefix)
+    machine.run()
+    machine.add(words(100), 60)
+    waiting = machine.add(prefix + words(60))
+    for _ in range(2):
+        machine.step()
+    pool = machine.scheduler.parts.radix.pool
+    assert pool.wanted
+    if is_aborted:
+        machine.abort(waiting)
+    machine.run()
+    assert not pool.wanted
+
+
 # -- errors, and missing parts --------------------------------------------------------------------
 
 

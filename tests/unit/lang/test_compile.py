@@ -52,15 +52,6 @@ def compiled_unless_it_fails(program, expected, **known):
         return None
 
 
-def assert_same(program, **arguments):
-    """The compiled run equals the interpreted one; its state is returned."""
-    expected = facts(program.run(**arguments))
-    compiled = program.compile()
-    state = compiled.run(**arguments)
-    assert facts(state) == expected
-    return state
-
-
 # --- the same as interpreted ---------------------------------------------------------------------
 
 
