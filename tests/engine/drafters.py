@@ -58,8 +58,8 @@ def why_it_cannot_run(method: str, platform: Platform) -> str | None:
         )
     if method == "mtp" and platform.is_async and not platform.uses_v2_runner:
         return (
-            "where a request fills the context, vLLM's V1 runner counts a draft in flight that was "
-            "rejected, and asserts that there is no token past the context"
+            "when a request with a penalty joins, vLLM's V1 runner loses count of the tokens that "
+            "are in flight, and asserts where a request fills the context; stock does so too"
         )
     return None
 
