@@ -39,8 +39,8 @@ None and those of the tokens from n on; leaving out the others saves microsecond
 
 SEGMENTS = "sgl_segments"
 """Intervals of characters of the prompt, or of the contents of all messages, one after the other: a
-start and an end by turns. They are segments whose order does not matter. A router with
-`canonical_order` reorders them. Engines ignore them, unless `approximate_reuse` is on."""
+start and an end by turns. They are segments whose order does not matter. Engines ignore them,
+unless `approximate_reuse` is on."""
 
 PROMPT_CHARS = "sgl_prompt_chars"
 """How many characters the prompt has, next to `SEGMENTS`. The server sets it: its tokenizer may

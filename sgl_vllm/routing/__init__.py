@@ -11,7 +11,6 @@ adapters report to it.
     kv_event_index.py    what workers have cached, as their KV events report it
     kv_event_stream.py   one worker's events, checked for gaps
     prompts.py           reads request bodies
-    segments.py          puts a request's segments into the canonical order
 
     kv_events.py         adapter: subscribes to vLLM's KV events over ZMQ
     ranks.py             adapter: data-parallel ranks of one vLLM server

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from zmq import DEALER, QUEUE, SUB, XPUB, XSUB
+from zmq import DEALER, SUB
 from zmq.asyncio import Context
-from zmq.devices import ThreadDevice
 
 from sgl_vllm.routing.costs import Worker
 
@@ -27,7 +26,7 @@ Apply = Callable[[Iterable[object], int], bool]
 
 @dataclass(frozen=True, slots=True)
 class KvEventSource:
-    """Where an engine publishes its KV events, as seen from other machines.
+    """Where an engine publishes its KV events.
 
     Attributes:
         endpoint: its PUB socket, such as tcp://10.0.0.1:5557.
@@ -36,21 +35,6 @@ class KvEventSource:
 
     endpoint: str
     replay_endpoint: str
-
-    def as_stats(self) -> dict[str, str]:
-        return asdict(self)
-
-
-def forward_events(local_endpoint: str, endpoint: str) -> None:
-    """Publish what an engine publishes at `local_endpoint`, such as ipc://PATH, at `endpoint`.
-
-    Runs in a thread of this process until the process ends. `endpoint` is bound, so an address
-    such as tcp://10.0.0.1:5557 is open on that interface only.
-    """
-    forwarder = ThreadDevice(QUEUE, XSUB, XPUB)
-    forwarder.connect_in(local_endpoint)
-    forwarder.bind_out(endpoint)
-    forwarder.start()
 
 
 class KvEventFollowers:
@@ -61,18 +45,15 @@ class KvEventFollowers:
     Args:
         apply: takes a worker's batch, as `PrefixRouter.apply_events` does.
         on_failure: called with a worker whose events can no longer be followed, and why.
-        loop: where the tasks run; by default, the loop in which `follow` is called.
     """
 
     def __init__(
         self,
         apply: Callable[[Worker, Iterable[object], int], bool],
         on_failure: Callable[[Worker, BaseException | None], None],
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._apply = apply
         self._on_failure = on_failure
-        self._loop = loop
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
 
     def __contains__(self, worker: Worker) -> bool:
@@ -82,8 +63,7 @@ class KvEventFollowers:
     def follow(self, worker: Worker, source: KvEventSource) -> None:
         """Starts to follow a worker, unless that was done before."""
         if worker not in self._tasks:
-            loop = self._loop or asyncio.get_running_loop()
-            task = loop.create_task(follow(source, partial(self._apply, worker)))
+            task = asyncio.create_task(follow(source, partial(self._apply, worker)))
             self._tasks[worker] = task
             task.add_done_callback(partial(self._ended, worker))
 

@@ -8,14 +8,12 @@ adapts. One event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any  # Any: requests, as mappings or as Ray's objects
+from collections.abc import Collection, Mapping
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.routing.costs import Load, Route, Worker
 from sgl_vllm.routing.prompts import RequestSummary, read_request
 from sgl_vllm.routing.router import PrefixRouter
-from sgl_vllm.routing.segments import in_canonical_order
 
 logger = logging.getLogger("ray.serve")
 
@@ -34,7 +32,6 @@ class RequestPlacer:
         self.router = router
         self._routes: dict[str, Route] = {}
         self._has_warned = False
-        self._has_refused_marks = False
         self._guard = Guard("routing by prefix", "a request is placed by load alone", logger)
 
     def place(
@@ -45,7 +42,6 @@ class RequestPlacer:
         lora: str | None,
         open_workers: Collection[Worker],
         num_running: Mapping[Worker, int],
-        rendered: Sequence[int] | None = None,
     ) -> Worker | None:
         """The replica for a request, which counts as sent there until `finished`.
 
@@ -54,7 +50,6 @@ class RequestPlacer:
             lora: the adapter's name, if the request is for one.
             open_workers: the replicas that can take it.
             num_running: the requests that replicas are known to have, from all routers.
-            rendered: the tokens of its text or messages, where the router has a tokenizer.
 
         Returns:
             None if the caller has to place it by load: it has no prompt, its prompt cannot be read,
@@ -64,9 +59,9 @@ class RequestPlacer:
         if not open_workers:
             return None
         try:
-            summary = read_request(request, lora, request_id, rendered)
+            summary = read_request(request, lora, request_id)
         except Exception as error:  # a body that the engine will refuse
-            self.warn_once(type(error).__name__)
+            self._warn_once(type(error).__name__)
             return None
         if summary is None:
             return None
@@ -78,26 +73,6 @@ class RequestPlacer:
             return None
         self._routes[request_id] = route
         return route.worker
-
-    def in_canonical_order(self, request: Any) -> Any:
-        """The request with the segments that it marks in the canonical order, or as it is if it
-        marks none, or marks them wrongly: see `segments.in_canonical_order`."""
-        try:
-            changed = in_canonical_order(request)
-        except ValueError as error:
-            if not self._has_refused_marks:
-                self._has_refused_marks = True
-                logger.warning(
-                    "sgl-vllm: a request is sent on as it is, because %s. Further requests of this "
-                    "kind are not logged.",
-                    error,
-                )
-            return request
-        if changed is None:
-            return request
-        if isinstance(request, Mapping):
-            return {**request, **changed}
-        return request.model_copy(update=changed)
 
     def finished(self, request_id: str, worker: Worker | None = None) -> None:
         """The request has ended, whether it succeeded or failed.
@@ -131,12 +106,12 @@ class RequestPlacer:
         own = self.router.load(worker)
         return Load(own.num_queued_tokens, max(own.num_running, num_running.get(worker, 0)))
 
-    def warn_once(self, reason: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         """Log that a request is placed without its prompt. `reason` must not quote the prompt."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "sgl-vllm: a request was placed by load alone, because its prompt could not be "
-                "read or rendered (%s). Further requests of this kind are not logged.",
+                "read (%s). Further requests of this kind are not logged.",
                 reason,
             )

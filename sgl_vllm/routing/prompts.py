@@ -1,7 +1,7 @@
 """Reads what a router needs to know of a request: its prompt, namespace, group and output limit.
 
 Takes the bodies of OpenAI's completions and chat completions, as JSON or as vLLM's request objects.
-Without a tokenizer, text stands for the prompt. The text of a chat is not what the chat template
+Text stands for the prompt. The text of a chat is not what the chat template
 renders, but two conversations have a common prefix exactly where their texts do. Uses neither Ray
 nor vLLM, and neither logs nor keeps prompts.
 """
@@ -42,23 +42,15 @@ class RequestSummary(NamedTuple):
     max_output_tokens: int | None
 
 
-def as_body(request: object) -> Body:
-    """The fields of a request, which is a mapping or an object."""
-    return request if isinstance(request, Mapping) else _Fields(request)
-
-
-def read_request(
-    request: object, lora: str | None, request_id: str, rendered: Sequence[int] | None = None
-) -> RequestSummary | None:
+def read_request(request: object, lora: str | None, request_id: str) -> RequestSummary | None:
     """The summary of a request. None if it has no prompt, such as a request for embeddings.
 
     Args:
         request: a body, as a mapping or as an object with its fields.
         lora: the adapter's name, if the request is for one.
-        rendered: the tokens of its text or messages, where the router has a tokenizer.
     """
-    body = as_body(request)
-    prompt = _prompt(body, rendered)
+    body: Body = request if isinstance(request, Mapping) else _Fields(request)
+    prompt = _prompt(body)
     if prompt is None:
         return None
     salt = body.get("cache_salt")
@@ -72,7 +64,7 @@ def read_request(
     )
 
 
-def _prompt(body: Body, rendered: Sequence[int] | None) -> Prompt | None:
+def _prompt(body: Body) -> Prompt | None:
     messages, prompt = body.get("messages"), body.get("prompt")
     if messages is None and isinstance(prompt, Sequence) and not isinstance(prompt, str):
         if prompt and not isinstance(prompt[0], int):
@@ -81,8 +73,6 @@ def _prompt(body: Body, rendered: Sequence[int] | None) -> Prompt | None:
             return np.asarray(prompt, dtype=np.int32)
     if not messages and not isinstance(prompt, str):
         return None
-    if rendered is not None:
-        return np.asarray(rendered, dtype=np.int32)
     text = chat_text(messages, body.get("tools")) if messages else str(prompt)
     return text.encode("utf-8", "surrogatepass")
 

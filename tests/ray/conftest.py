@@ -29,17 +29,13 @@ class App:
         self,
         router: str | None = None,
         *,
-        router_kwargs: dict[str, Any] | None = None,
         engine_kwargs: dict[str, Any] | None = None,
-        server_cls: str | None = None,
         **deployment: Any,
     ) -> None:
         """Returns when its replicas are ready. `deployment` is of Ray's `deployment_config`."""
-        routing: dict[str, Any] = {"request_routing_stats_period_s": 1}
+        routing: dict[str, Any] = {}
         if router is not None:
             routing["request_router_class"] = router
-        if router_kwargs is not None:
-            routing["request_router_kwargs"] = router_kwargs
         model: dict[str, Any] = {
             "model_loading_config": {
                 "model_id": "model",
@@ -61,8 +57,6 @@ class App:
             },
             "runtime_env": {"env_vars": {**CPU_ENVIRONMENT, "OMP_NUM_THREADS": "1"}},
         }
-        if server_cls is not None:
-            model["server_cls"] = server_cls
         from ray import serve
 
         serve.run(
@@ -88,7 +82,7 @@ class App:
         return {
             one["name"]: ray.get_actor(one["name"], namespace=one["namespace"])
             for one in ray.util.list_named_actors(all_namespaces=True)
-            if "LLMServer" in one["name"] or "KVEventServer" in one["name"]
+            if "LLMServer" in one["name"]
         }
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: make ray")
@@ -19,13 +18,9 @@ from ray.serve._private.common import (
 )
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
-from vllm.distributed.kv_events import BlockStored, KVEventBatch, ZmqEventPublisher
 
-from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.routing.kv_events import KvEventSource
 from sgl_vllm.routing.ray.app import ROUTER, RayServeError, build_app
-from sgl_vllm.routing.ray.rendering import PromptRenderer
-from sgl_vllm.routing.ray.router import EVENTS_KEY, PrefixCostRouter
+from sgl_vllm.routing.ray.router import PrefixCostRouter
 
 DEPLOYMENT = DeploymentID(name="model")
 LONG = "a long beginning that two requests have in common, " * 40
@@ -40,7 +35,6 @@ class Replica:
         self.replica_id = ReplicaID(name, DEPLOYMENT)
         self.multiplexed_model_ids = set(models)
         self.max_ongoing_requests = 100
-        self.routing_stats: dict[str, Any] = {}
         self.num_running = 0
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
@@ -95,27 +89,6 @@ async def test_a_request_goes_where_its_beginning_is():
         name = f"more {number}"
         assert await replica_for(router, name, {"prompt": LONG + name}) is first
         finish(router, first, name)
-
-
-@in_loop
-async def test_segments_reach_the_replica_in_canonical_order_if_asked_for():
-    segments = ["A fox. " * 200, "An owl. " * 200]
-    marks = [0, len(segments[0]), len(segments[0]), len("".join(segments))]
-    one = {"prompt": "".join(segments), "vllm_xargs": {"sgl_segments": marks}}
-    marks = [0, len(segments[1]), len(segments[1]), len("".join(segments))]
-    other = {"prompt": "".join(segments[::-1]), "vllm_xargs": {"sgl_segments": marks}}
-    for canonical_order in (True, False):
-        router = router_of(Replica("a"), Replica("b"), canonical_order=canonical_order)
-        sent = []
-        for number, body in enumerate((one, other)):
-            metadata = RequestMetadata(request_id=f"{number}", internal_request_id=f"{number}")
-            pending = PendingRequest(args=[body, "b"], kwargs={}, metadata=metadata)
-            await router._choose_replica_for_request(pending)
-            sent.append(pending.args)
-        if canonical_order:
-            assert sent[0] == sent[1] == [{"prompt": sent[0][0]["prompt"], "vllm_xargs": None}, "b"]
-        else:
-            assert sent == [[one, "b"], [other, "b"]]
 
 
 @in_loop
@@ -182,47 +155,6 @@ async def test_a_request_that_is_given_up_before_it_is_sent_is_no_load():
     pending.future.cancel()
     await asyncio.sleep(0)
     assert router._placer.router.load(a.replica_id).num_running == 0
-
-
-def test_what_an_engine_tells_of_itself_counts(tmp_path):
-    """Nothing was sent to `b` by this router, but its engine says that it has the prompt."""
-    source = KvEventSource(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
-    publisher = ZmqEventPublisher(
-        0, endpoint=source.endpoint, replay_endpoint=source.replay_endpoint
-    )
-    body = {"messages": [{"role": "user", "content": LONG}]}
-    tokens = PromptRenderer(str(MODEL_PATH)).render(body)
-    num_blocks = len(tokens) // 16
-    stored = BlockStored(
-        block_hashes=list(range(num_blocks)),
-        parent_block_hash=None,
-        token_ids=list(tokens[: 16 * num_blocks]),
-        block_size=16,
-        lora_id=None,
-        medium="GPU",
-        lora_name=None,
-    )
-    publisher.publish(KVEventBatch(ts=0.0, events=[stored]))
-
-    async def run() -> None:
-        a, b = Replica("a"), Replica("b")
-        b.routing_stats = {EVENTS_KEY: source.as_stats()}
-        router = router_of(a, b, tokenizer=str(MODEL_PATH))
-        for _ in range(100):
-            if router._placer.router.cached_tokens(np.asarray(tokens))[b.replica_id]:
-                break
-            await asyncio.sleep(0.1)
-        for number in range(4):
-            assert await replica_for(router, f"{number}", body) is b
-            finish(router, b, f"{number}")
-        router.on_replica_actor_died(b.replica_id)
-        await asyncio.sleep(0)
-        assert await replica_for(router, "last", body) is a
-
-    try:
-        asyncio.run(run())
-    finally:
-        publisher.shutdown()
 
 
 @pytest.mark.parametrize(

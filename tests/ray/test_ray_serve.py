@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
@@ -111,32 +110,6 @@ def choose(s: sgl.ProgramState) -> None:
 def is_chosen(url: str) -> bool:
     state = choose.run(backend=sgl.VLLM(url, model="model"))
     return state["answer"] in ("yes", "no") and state.usage.calls > 0
-
-
-def test_a_router_learns_from_the_engines_what_they_have(app: App):
-    """It remembers nothing of what it sends, so all that it knows are the engines' KV events."""
-    app.deploy(
-        num_replicas=2,
-        server_cls="sgl_vllm.routing.ray.server:KVEventServer",
-        router_kwargs={
-            "tokenizer": str(resolve_model(MODEL)),
-            "block_size": BLOCK_SIZE,
-            "capacity_tokens": 0,
-        },
-    )
-    vocabulary = Vocabulary.of(resolve_model(MODEL))
-    prompts = [Texts(vocabulary, seed).text(1000) for seed in range(4)]
-    time.sleep(5)  # until the router has heard of the events
-    num_cached = []
-    for round_number in range(6):
-        for prompt in random.Random(round_number).sample(prompts, len(prompts)):
-            body = {"model": "model", "prompt": f"{prompt} {round_number}", "max_tokens": 1}
-            answer = httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
-            usage = answer.raise_for_status().json()["usage"]
-            num_cached.append((usage["prompt_tokens_details"] or {}).get("cached_tokens", 0))
-            time.sleep(0.3)  # events come some time after the answer
-    print(f"cached: {num_cached}")
-    assert all(num_tokens > 900 for num_tokens in num_cached[len(prompts) :])
 
 
 def test_a_replica_that_is_killed_hangs_nobody_and_is_not_chosen_again(app: App):

@@ -1,6 +1,4 @@
 # What `sgl_vllm/routing/ray` uses of Ray 2.60, typed: Ray is optional and not installed where mypy
 # runs. For mypy only; not part of the package.
-from ray import util as util
-
 def is_initialized() -> bool: ...
 def shutdown() -> None: ...

@@ -8,7 +8,6 @@ that sends requests to a deployment.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any  # Any: options as JSON
@@ -23,15 +22,8 @@ from ray.serve.request_router import (
 )
 
 from sgl_vllm.routing.costs import CostModel, Worker
-from sgl_vllm.routing.kv_events import KvEventFollowers, KvEventSource
 from sgl_vllm.routing.placement import RequestPlacer
-from sgl_vllm.routing.ray.rendering import NotRendered, PromptRenderer
 from sgl_vllm.routing.router import PrefixRouter
-
-logger = logging.getLogger("ray.serve")
-
-EVENTS_KEY = "sgl_vllm_kv_events"
-"""The key in a replica's routing stats of the fields of its `KvEventSource`."""
 
 
 class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
@@ -49,22 +41,14 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         capacity_tokens: int = 1_000_000,
         max_age_s: float = 3600.0,
         cost: Mapping[str, Any] | None = None,
-        tokenizer: str | None = None,
-        canonical_order: bool = False,
     ) -> None:
         """Called by Ray with `request_router_kwargs`.
 
         Args:
-            block_size: tokens per KV block of the engines. KV events require the exact value.
-                Without events it is the granularity of matching, and 16 suits all engines.
-            capacity_tokens: the size of one replica's cache. Not used with KV events.
-            max_age_s: prompts sent longer ago do not count as cached. Not used with KV events.
+            block_size: the granularity of matching, in tokens. 16 suits all engines.
+            capacity_tokens: the size of one replica's cache.
+            max_age_s: prompts sent longer ago do not count as cached.
             cost: fields of `CostModel`.
-            tokenizer: the model's folder or name. With it, prompts are matched by tokens, and the
-                KV events of replicas that publish them (`KVEventServer`) are followed. Without it,
-                prompts are matched by text.
-            canonical_order: segments that requests mark (`sgl_segments`) are put into the canonical
-                order before a replica is chosen, and reach the replica in it.
         """
         router = PrefixRouter(
             block_size=block_size,
@@ -73,12 +57,6 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
             cost=CostModel(**(cost or {})),
         )
         self._placer = RequestPlacer(router)
-        self._renderer = PromptRenderer(tokenizer) if tokenizer else None
-        self._follows_events = tokenizer is not None
-        self._canonical_order = canonical_order
-        self._followers = KvEventFollowers(
-            router.apply_events, self._not_followed, self._event_loop
-        )
 
     async def choose_replicas(
         self,
@@ -89,17 +67,6 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         if pending_request is None:
             return [_two_of(candidate_replicas)]
         metadata = pending_request.metadata
-        if self._canonical_order and pending_request.args:
-            request, *others = pending_request.args
-            pending_request.args = [self._placer.in_canonical_order(request), *others]
-        request = pending_request.args[0] if pending_request.args else None
-        rendered = None
-        if self._renderer is not None:
-            try:
-                rendered = await self._renderer.tokens(request)
-            except NotRendered as refused:
-                self._placer.warn_once(str(refused))
-                request = None  # not matched by text: the engines' blocks are known by tokens
         pending_request.routing_context.should_backoff = True
         if lora := metadata.multiplexed_model_id:
             able = self.apply_multiplex_routing(pending_request)
@@ -109,11 +76,10 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         request_id = metadata.internal_request_id
         chosen = self._placer.place(
             request_id,
-            request,
+            pending_request.args[0] if pending_request.args else None,
             lora=lora or None,
             open_workers=by_id.keys(),
             num_running=self._num_running(available),
-            rendered=rendered,
         )
         if chosen is None:
             return [_two_of(available or candidate_replicas)]
@@ -135,8 +101,6 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         super().on_request_completed(replica_id, internal_request_id)
         self._placer.finished(internal_request_id, replica_id)
 
-    # -- replicas -------------------------------------------------------------------------------
-
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._set_workers()
@@ -146,22 +110,7 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         self._set_workers()
 
     def _set_workers(self) -> None:
-        followers = self._followers
-        followers.keep(self.curr_replicas)
-        if self._follows_events:
-            for replica_id, replica in self.curr_replicas.items():
-                if stats := (replica.routing_stats or {}).get(EVENTS_KEY):
-                    followers.follow(replica_id, KvEventSource(**stats))
-        self._placer.router.set_workers({one: one in followers for one in self.curr_replicas})
-
-    def _not_followed(self, replica_id: Worker, error: BaseException | None) -> None:
-        logger.error(
-            "sgl-vllm: the KV events of %s cannot be followed. What it has cached is guessed from "
-            "the requests sent to it.",
-            replica_id,
-            exc_info=error,
-        )
-        self._set_workers()
+        self._placer.router.set_workers(dict.fromkeys(self.curr_replicas, False))
 
 
 def _two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:

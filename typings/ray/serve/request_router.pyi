@@ -6,8 +6,6 @@ class ReplicaID: ...
 class RunningReplica:
     @property
     def replica_id(self) -> ReplicaID: ...
-    @property
-    def routing_stats(self) -> dict[str, Any] | None: ...
 
 class RequestMetadata:
     multiplexed_model_id: str
@@ -33,8 +31,6 @@ class MultiplexMixin:
     ) -> set[ReplicaID]: ...
 
 class RequestRouter:
-    _event_loop: asyncio.AbstractEventLoop
-
     @property
     def curr_replicas(self) -> dict[ReplicaID, RunningReplica]: ...
     @property
