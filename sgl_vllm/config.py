@@ -10,38 +10,25 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar  # Any: options before they are checked
 
 from sgl_vllm.spelling import did_you_mean
 
-logger = logging.getLogger("vllm.sgl_vllm.config")
-
 CONFIG_ENV = "SGL_VLLM_CONFIG"
 CONFIG_KEY = "sgl_vllm"
 """The plugin's key in vLLM's `additional_config`, where options travel to the engine's process."""
-
-HEADINGS = {
-    "radix": "Prefix cache",
-    "select": "Prefix cache",
-    "tiers": "Tiers below the GPU",
-    "schedule": "Scheduling and routing",
-    "rank_routing": "Scheduling and routing",
-    "fsm": "Structured output and jump-forward",
-    "jump_forward": "Structured output and jump-forward",
-    "self_check": "Self-check",
-}
-"""Each part, and the heading under which its options are listed, in that order."""
 
 REMOVED = {
     "approximate_choice": "no choice of tokens brought answers measurably closer to the exact "
     "ones. Leave it out: the first tokens of each segment are computed",
     "schedule_cheapest_victim": "it gained no throughput. Leave it out: vLLM preempts the newest "
     "request",
+    "schedule_max_passes": "it is called schedule_max_overtakes",
+    "unverified": "it is called self_check. Write self_check=off for unverified=true",
 }
 """Options that there were: why they are gone, and what to do. The message that refuses them says
 so."""
@@ -61,7 +48,7 @@ class OptionInfo:
 
     Attributes:
         help: one or two sentences for `--help` and docs/options.md. May use backticks.
-        part: a key of `HEADINGS`.
+        heading: above this option and those that follow, up to the next heading.
         choices: the accepted values, each with a description or "". A function, so that a registry
             is imported only when an option is checked or listed. None if any value of the type
             and bounds will do.
@@ -69,21 +56,17 @@ class OptionInfo:
         pattern: the form of a text that has no fixed set of values, as a regular expression.
         form: the same in words, for the message about a value that is refused.
         hint: what to do instead, at the end of the message about a value that is refused.
-        old_name: an earlier name. It still works, with a warning.
-        old_values: what the values of the old name are now, if they have changed too.
         page: the page in docs/ with more.
     """
 
     help: str
-    part: str
+    heading: str = ""
     choices: Callable[[], Mapping[str, str]] | None = None
     minimum: float = 0.0
     maximum: float = math.inf
     pattern: str = ""
     form: str = ""
     hint: str = ""
-    old_name: str = ""
-    old_values: Mapping[object, object] = dataclasses.field(default_factory=dict)
     page: str = ""
 
     @staticmethod
@@ -93,35 +76,9 @@ class OptionInfo:
         return info
 
 
-def _option(
-    default: Value,
-    help: str,
-    *,
-    part: str,
-    choices: Callable[[], Mapping[str, str]] | None = None,
-    minimum: float = 0.0,
-    maximum: float = math.inf,
-    pattern: str = "",
-    form: str = "",
-    hint: str = "",
-    old_name: str = "",
-    old_values: Mapping[object, object] | None = None,
-    page: str = "",
-) -> Value:
+def _option(default: Value, help: str, **declared: Any) -> Value:  # Any: see `OptionInfo`
     """A dataclass field. Typed as its default, as `dataclasses.field` is."""
-    info = OptionInfo(
-        help=help,
-        part=part,
-        choices=choices,
-        minimum=minimum,
-        maximum=maximum,
-        pattern=pattern,
-        form=form,
-        hint=hint,
-        old_name=old_name,
-        old_values=old_values or {},
-        page=page,
-    )
+    info = OptionInfo(help=help, **declared)
     made: Value = dataclasses.field(default=default, metadata={"option": info})
     return made
 
@@ -158,39 +115,34 @@ class Options:
         True,
         "Find cached prefixes to the token, where stock vLLM finds whole blocks. Finished requests "
         "leave their last, partial block in the cache.",
-        part="radix",
+        heading="Prefix cache",
         page="cache.md",
     )
     radix_policy: str = _option(
         "lru",
         "Which cached prefixes are evicted first.",
-        part="radix",
         choices=_eviction_policies,
         page="cache.md",
     )
     radix_ttl_s: float = _option(
         0.0,
         "Expire prefixes that no request has used for this many seconds. 0 means never.",
-        part="radix",
     )
     radix_pin_share: float = _option(
         0.25,
         "The largest share of the cache that can be pinned.",
-        part="radix",
         maximum=1.0,
         page="cache.md",
     )
     radix_max_pins: int = _option(
         1000,
         "The largest number of pins at a time.",
-        part="radix",
         page="cache.md",
     )
     cached_tokens_in_usage: bool = _option(
         True,
         "Report cached prompt tokens in the `usage` of every answer of `vllm serve`, as with "
         "`--enable-prompt-tokens-details`.",
-        part="radix",
         page="cache.md",
     )
     tenant_from: str = _option(
@@ -198,7 +150,6 @@ class Options:
         "What names a request's tenant, so that tenants share no cached prefix: `api_key`, or "
         "`header:NAME` for a header that your gateway sets. The server derives the `cache_salt` "
         "from it.",
-        part="radix",
         pattern=r"none|api_key|header:[A-Za-z0-9-]+",
         form="none, api_key or header:NAME",
         page="cache.md",
@@ -207,7 +158,6 @@ class Options:
         False,
         "Show the text of cached prompts, and the names of tools, at `/v1/sgl/tree` to every "
         "client with the server's API key, except for requests with a `cache_salt`.",
-        part="radix",
         page="cache.md",
     )
     why_exact: bool = _option(
@@ -216,7 +166,6 @@ class Options:
         "request were not cached, and why (`/v1/sgl/why`), and count cached tokens in `usage` and "
         "`/v1/sgl/match` to the token. If off, requests with a `cache_salt` get this, and others "
         "get numbers in whole blocks. `tree_text` implies it.",
-        part="radix",
         page="operations.md",
     )
     why_evicted_mb: float = _option(
@@ -224,35 +173,30 @@ class Options:
         "Host memory, in MiB, for token ids of evicted prefixes, so that `/v1/sgl/why` can name "
         "evictions. Each evicted run of tokens takes 500 bytes and 4 per token. With 0, evicted "
         "tokens count as never cached.",
-        part="radix",
         page="operations.md",
     )
     radix_slot_copy: bool = _option(
         False,
         "On a GPU, copy only the matched slots of a block that is hit in part, in all layers with "
         "one kernel launch, not the whole block layer by layer.",
-        part="radix",
         page="gpu.md#kernels",
     )
     prefix_attention: bool = _option(
         False,
         "On a GPU, decode steps read the blocks that their requests share once for all of them, "
         "where that pays. Other steps run FlashAttention as before.",
-        part="radix",
         page="gpu.md#kernels",
     )
     approximate_reuse: bool = _option(
         False,
         "Let requests reuse the KV of segments that was computed at another place in another "
         "prompt, if they ask for it. Their answers are not exact. Other requests are not affected.",
-        part="radix",
         page="approximate-reuse.md",
     )
     approximate_recompute: float = _option(
         0.15,
         "The share of each reused segment's tokens, from its first token on, that is computed in "
         "its new place. With 1, nothing is reused.",
-        part="radix",
         maximum=1.0,
         page="approximate-reuse.md",
     )
@@ -260,13 +204,12 @@ class Options:
         True,
         "Let requests for prompt log-probabilities read the prefix from the cache. Stock vLLM "
         "computes it again for each choice of a `select`.",
-        part="select",
         page="server.md",
     )
     tier_rule: str = _option(
         "measured",
         "When to load KV that a KV connector holds below the GPU.",
-        part="tiers",
+        heading="Tiers below the GPU",
         choices=lambda: {
             "measured": "where loading is measured to be cheaper than computing",
             "always": "wherever it is found",
@@ -276,19 +219,17 @@ class Options:
     tier_min_tokens: int = _option(
         0,
         "Never load fewer tokens than this.",
-        part="tiers",
         page="cache.md#below-the-gpu",
     )
     schedule: bool = _option(
         True,
         "Reorder waiting requests by what the cache holds, when they do not all fit into it.",
-        part="schedule",
+        heading="Scheduling and routing",
         page="scheduling.md",
     )
     schedule_policy: str = _option(
         "lpm",
         "The order in which waiting requests are admitted.",
-        part="schedule",
         choices=_admission_orders,
         page="scheduling.md",
     )
@@ -296,36 +237,30 @@ class Options:
         1000,
         "Admit a request next once this many later requests have been admitted before it, or once "
         "`schedule_max_delay` is reached, whichever comes first.",
-        part="schedule",
-        old_name="schedule_max_passes",
         page="scheduling.md",
     )
     schedule_max_delay: float = _option(
         0.05,
         "Admit a request next once the later requests admitted before it cost this share of the "
         "largest backlog during its wait, and at least 512 tokens. Costs are in tokens to compute.",
-        part="schedule",
         page="scheduling.md",
     )
     schedule_max_wait_s: float = _option(
         0.0,
         "Admit a request next once it has waited this many seconds, in addition to the two limits "
         "above. 0 means no limit.",
-        part="schedule",
     )
     schedule_hold_s: float = _option(
         0.0,
         "Hold a request back for at most this many seconds while it would evict contexts that, by "
         "the pauses measured so far, will likely be continued within this time. For agents whose "
         "sessions do not fit into the cache together. 0 turns it off.",
-        part="schedule",
         page="scheduling.md",
     )
     schedule_window: int = _option(
         1024,
         "How many waiting requests are reordered, oldest first. The rest keep their order of "
         "arrival.",
-        part="schedule",
         minimum=1,
         hint="schedule=false turns reordering off",
     )
@@ -333,34 +268,30 @@ class Options:
         0,
         "Share the engine fairly between tenants (`cache_salt` and LoRA adapter): a tenant that is "
         "this many computed tokens ahead of another waiting tenant goes last. 0 turns it off.",
-        part="schedule",
         page="scheduling.md",
     )
     rank_routing: bool = _option(
         True,
         "With `--data-parallel-size`, send a request to the engine where it costs the least "
         "compute and waiting. Off, requests go to the engine with the fewest requests.",
-        part="rank_routing",
         page="routing.md#several-engines-in-one-server",
     )
     max_body_mb: float = _option(
         64.0,
         "The largest body of a request, in MiB. The server refuses larger ones with status 413 "
         "before it parses them. 0 means no limit.",
-        part="fsm",
+        heading="Structured output and jump-forward",
         page="structured-output.md",
     )
     fsm: bool = _option(
         True,
         "Mask structured output with the plugin's own automata, for the formats that they "
         "support. Other formats use vLLM's backends.",
-        part="fsm",
         page="structured-output.md",
     )
     schema_reading: str = _option(
         "stock",
         "What a JSON schema means.",
-        part="fsm",
         choices=lambda: {
             "stock": "as in the backend that the server would use without the plugin",
             "spec": "as the JSON Schema specification says; schemas that cannot be enforced are "
@@ -371,13 +302,11 @@ class Options:
     jump_forward: bool = _option(
         True,
         "Append the text that a grammar forces in one forward pass, not token by token.",
-        part="jump_forward",
         page="jump-forward.md",
     )
     jump_mode: str = _option(
         "canonical",
         "What counts as forced.",
-        part="jump_forward",
         choices=lambda: {
             "canonical": "text with only one continuation, tokenized as the tokenizer would",
             "exact": "a token that is the only legal one, so that jumps never change greedy output",
@@ -388,7 +317,7 @@ class Options:
         "auto",
         "Before the first request, compare each part with a reference on this device, and switch "
         "off those that disagree.",
-        part="self_check",
+        heading="Self-check",
         choices=lambda: {
             "auto": "on a GPU, with asynchronous scheduling and on vLLM's V2 model runner, which "
             "the project tests on CPUs only, and with methods of speculative decoding that it does "
@@ -396,8 +325,6 @@ class Options:
             "on": "everywhere, and again after a check that crashed the engine",
             "off": "never; every part that the model and configuration allow is on",
         },
-        old_name="unverified",
-        old_values={True: "off", False: "auto"},
         page="gpu.md#the-self-check",
     )
 
@@ -417,22 +344,9 @@ class Options:
         Raises:
             OptionError: with a line for each unknown name and each value that is not accepted.
         """
-        values: dict[str, Any] = {}
-        for source in sources:
-            values.update(_with_current_names(source))
+        values = {name: value for source in sources for name, value in source.items()}
         _check(values)
         return cls(**values)
-
-    @classmethod
-    def from_words(cls, words: Sequence[str]) -> Options:
-        """From command-line words: JSON objects and `key=value` pairs; later ones win.
-
-        A value is read as JSON (`false`, `12`, `0.5`).
-
-        Raises:
-            OptionError: also for a word that is neither form.
-        """
-        return cls.from_mapping(words_to_mapping(words))
 
     def to_mapping(self) -> dict[str, Any]:
         """The inverse of `from_mapping`."""
@@ -440,10 +354,14 @@ class Options:
 
 
 def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> dict[str, Any]:
-    """Command-line words to names and values; see `Options.from_words`.
+    """Names and values of command-line words: JSON objects and `key=value` pairs, whose values are
+    read as JSON. Later ones win.
 
     Args:
         source: where the words come from, for the message of an error.
+
+    Raises:
+        OptionError: a word has neither form.
     """
     values: dict[str, Any] = {}
     malformed: list[str] = []
@@ -481,30 +399,12 @@ def choices_of(name: str) -> tuple[str, ...]:
     return tuple(info.choices()) if info.choices is not None else ()
 
 
-def by_heading() -> Iterator[tuple[str, list[dataclasses.Field[Any]]]]:
-    """Each heading, with its options in the order of their declaration."""
-    fields = dataclasses.fields(Options)
-    for heading in dict.fromkeys(HEADINGS.values()):
-        yield heading, [f for f in fields if HEADINGS[OptionInfo.of(f).part] == heading]
-
-
-def default_text(field: dataclasses.Field[Any]) -> str:
-    """An option's default as a user would write it."""
-    if isinstance(field.default, str):
-        return field.default
-    return f"{field.default:g}" if isinstance(field.default, float) else json.dumps(field.default)
-
-
-def help_text() -> str:
-    """The options as a list, one line each, as `vllm serve --help=plugin-config` shows them."""
-    lines: list[str] = []
-    for heading, fields in by_heading():
-        lines.append(f"\n{heading}:")
-        for field in fields:
-            info = OptionInfo.of(field)
-            choices = f" One of {', '.join(choices_of(field.name))}." if info.choices else ""
-            lines.append(f"- {field.name} (default: {default_text(field)}): {info.help}{choices}")
-    return "\n".join(lines)
+def by_heading() -> dict[str, list[dataclasses.Field[Any]]]:
+    """The options under each heading, in the order of their declaration."""
+    found: dict[str, list[dataclasses.Field[Any]]] = {}
+    for field in dataclasses.fields(Options):
+        found.setdefault(OptionInfo.of(field).heading or list(found)[-1], []).append(field)
+    return found
 
 
 def _check(values: Mapping[str, Any]) -> None:
@@ -546,26 +446,3 @@ def _problem(field: dataclasses.Field[Any], value: object) -> str | None:
     if value > info.maximum:
         return f"must be at most {info.maximum:g}, not {value!r}"
     return None
-
-
-def _with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """One source's values by current names. A name that was replaced is logged."""
-    fields = {field.name: OptionInfo.of(field) for field in dataclasses.fields(Options)}
-    renamed = {info.old_name: name for name, info in fields.items() if info.old_name}
-    current: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in renamed:
-            old_values = fields[renamed[name]].old_values
-            if isinstance(value, bool | str | int | float):
-                value = old_values.get(value, value)
-            logger.warning(
-                "sgl-vllm: the option %s is now called %s%s. The old name will stop working in the "
-                "next version.",
-                name,
-                renamed[name],
-                f", and its value is {value}" if old_values else "",
-            )
-            if renamed[name] in values:
-                raise OptionError(f"{name} is the old name of {renamed[name]}: set only one")
-        current[renamed.get(name, name)] = value
-    return current

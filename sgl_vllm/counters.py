@@ -64,7 +64,6 @@ class Declaration:
         unit: what is counted, such as "tokens".
         metric: its name in `/metrics`, without prefix; None for a number that is not exported.
         labels: the labels of this sample, if several numbers share a metric.
-        old_metric: the metric's old name, which is still exported.
     """
 
     key: str
@@ -73,7 +72,6 @@ class Declaration:
     unit: str
     metric: str | None
     labels: tuple[tuple[str, str], ...] = ()
-    old_metric: str | None = None
 
 
 def counter(
@@ -82,10 +80,9 @@ def counter(
     unit: str,
     metric: str | None = _SAME_AS_KEY,
     labels: Mapping[str, str] | None = None,
-    old_metric: str | None = None,
 ) -> int:
     """A number that only grows. See `Declaration` for the arguments."""
-    return _declare(Kind.COUNTER, 0, help, unit, metric, labels, old_metric)
+    return _declare(Kind.COUNTER, 0, help, unit, metric, labels)
 
 
 def gauge(
@@ -116,11 +113,8 @@ def _declare(
     unit: str,
     metric: str | None,
     labels: Mapping[str, str] | None = None,
-    old_metric: str | None = None,
 ) -> Any:  # a dataclass field, which type checkers take for its value
-    declaration = Declaration(
-        "", kind, help, unit, metric, tuple((labels or {}).items()), old_metric
-    )
+    declaration = Declaration("", kind, help, unit, metric, tuple((labels or {}).items()))
     return dataclasses.field(default=default, metadata={_DECLARATION: declaration})
 
 

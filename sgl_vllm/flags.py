@@ -7,6 +7,8 @@ change in vLLM (`plugin.py`). Imports no vLLM.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from typing import Any  # Any: options before they are checked
@@ -15,8 +17,10 @@ from sgl_vllm.config import (
     CONFIG_ENV,
     CONFIG_KEY,
     OptionError,
+    OptionInfo,
     Options,
-    help_text,
+    by_heading,
+    choices_of,
     words_to_mapping,
 )
 from sgl_vllm.spelling import did_you_mean
@@ -49,6 +53,25 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="Options of the plugin, as a JSON object or key=value pairs: "
         "'{\"jump_forward\": false}' or jump_forward=false.\n" + help_text().replace("%", "%%"),
     )
+
+
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """An option's default as a user would write it."""
+    if isinstance(field.default, str):
+        return field.default
+    return f"{field.default:g}" if isinstance(field.default, float) else json.dumps(field.default)
+
+
+def help_text() -> str:
+    """The options as a list, one line each, as `vllm serve --help=plugin-config` shows them."""
+    lines: list[str] = []
+    for heading, fields in by_heading().items():
+        lines.append(f"\n{heading}:")
+        for field in fields:
+            info = OptionInfo.of(field)
+            choices = f" One of {', '.join(choices_of(field.name))}." if info.choices else ""
+            lines.append(f"- {field.name} (default: {default_text(field)}): {info.help}{choices}")
+    return "\n".join(lines)
 
 
 def refuse_early(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -40,15 +40,6 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
         metric = f"`{declared.metric}{{{labels}}}`" if labels else f"`{declared.metric}`"
         shown = metric if declared.metric else "only in the stats"
         yield shown, declared.kind.metric_type, declared.unit, key, declared.help
-        if declared.old_metric:
-            help = f"The old name of {metric}. Removed in the next version."
-            yield (
-                f"`{declared.old_metric}`",
-                declared.kind.metric_type,
-                declared.unit,
-                key,
-                help,
-            )
 
 
 def _key(section: str, key: str) -> str:

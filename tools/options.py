@@ -15,9 +15,10 @@ from tools.generated import ROOT, GeneratedSection
 
 def table_lines() -> Iterator[str]:
     """The tables, a heading and a table per part, in Markdown."""
-    from sgl_vllm.config import OptionInfo, by_heading, default_text
+    from sgl_vllm.config import OptionInfo, by_heading
+    from sgl_vllm.flags import default_text
 
-    for heading, fields in by_heading():
+    for heading, fields in by_heading().items():
         yield f"\n## {heading}\n"
         yield "| option | default | |"
         yield "|---|---|---|"
@@ -30,8 +31,6 @@ def table_lines() -> Iterator[str]:
                     for name, description in info.choices().items()
                 )
                 text += "<br>" + "<br>".join(named)
-            if info.old_name:
-                text += f"<br>Its old name, `{info.old_name}`, still works in this version."
             if info.page:
                 text += f" [More]({info.page})"
             yield f"| `{field.name}` | `{default_text(field)}` | {text} |"

@@ -103,7 +103,7 @@ def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
 
 def _check(arguments: argparse.Namespace) -> None:
     urls_of(arguments)
-    Options.from_words(arguments.plugin_config)
+    Options.from_mapping(words_to_mapping(arguments.plugin_config))
     several = len(arguments.workloads) > 1 or ALL in arguments.workloads
     if arguments.json and several and not arguments.json.is_dir():
         raise ValueError(f"--json: {arguments.json} is to be a folder, for a file per workload")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from sgl_vllm import shipped
 from sgl_vllm.commands.arguments import argument
 from sgl_vllm.commands.examples import print_summaries
-from sgl_vllm.commands.stand_ins import with_stand_ins
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api import versions
@@ -66,12 +64,8 @@ def run(name: str, arguments: list[str]) -> int:
     paths = [folder, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     sys.argv = [f"{PACKAGE}.{name}", *arguments]
-    module = partial(runpy.run_module, f"{PACKAGE}.{name}", run_name="__main__", alter_sys=True)
     try:
-        if {"-h", "--help"} & set(arguments):
-            with_stand_ins(module)
-        else:
-            module()
+        runpy.run_module(f"{PACKAGE}.{name}", run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         print(f"sgl-vllm bench {name}: {_remedy(error)}", file=sys.stderr)
         return 1

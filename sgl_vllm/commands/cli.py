@@ -26,7 +26,6 @@ COMMANDS = {
     "Programs": {
         "examples": "list, print or copy example programs and configuration files",
         "run": "run a program from a Python file",
-        "migrate": "rewrite programs written for SGLang's language",
         "lint-prompts": "find what keeps prompts from being shared, and what it costs",
     },
     "Servers": {

@@ -85,16 +85,13 @@ class SglCollector(Collector):
 
 def _add_sample(families: dict[str, _Family], declared: Declaration, value: float) -> None:
     """Several samples of one metric differ by their labels. The first one's help text counts."""
-    names = dict(declared.labels)
-    is_counter = declared.kind is Kind.COUNTER
-    family_type = CounterMetricFamily if is_counter else GaugeMetricFamily
-    for metric in filter(None, (declared.metric, declared.old_metric)):
-        text = declared.help
-        if metric == declared.old_metric:
-            text = f"Deprecated, use {PREFIX}{declared.metric}. {text}"
-        if metric not in families:
-            families[metric] = family_type(f"{PREFIX}{metric}", text, labels=list(names))
-        families[metric].add_metric(list(names.values()), value)
+    names, metric = dict(declared.labels), declared.metric
+    assert metric is not None
+    if metric not in families:
+        is_counter = declared.kind is Kind.COUNTER
+        family_type = CounterMetricFamily if is_counter else GaugeMetricFamily
+        families[metric] = family_type(f"{PREFIX}{metric}", declared.help, labels=list(names))
+    families[metric].add_metric(list(names.values()), value)
 
 
 def _summary(name: str, values: Sequence[tuple[Declaration, float]]) -> Metric:

@@ -61,9 +61,7 @@ class OrderCounters:
         unit="steps",
     )
     overtakes: int = counter(
-        "Times a later request was admitted before a waiting one.",
-        unit="times",
-        old_metric="passes",
+        "Times a later request was admitted before a waiting one.", unit="times"
     )
     held_back: int = counter(
         "Times a request waited one step for a prefix that another request was computing.",

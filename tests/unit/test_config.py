@@ -1,16 +1,20 @@
 """Options: which values are accepted, how others are refused, and what is made of a declaration."""
 
 import dataclasses
-import logging
 import subprocess
 import sys
 
 import pytest
 
 from sgl_vllm import config
-from sgl_vllm.config import OptionError, OptionInfo, Options
+from sgl_vllm.config import OptionError, OptionInfo, Options, words_to_mapping
+from sgl_vllm.flags import default_text, help_text
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.scheduler.policy import ORDERS
+
+
+def from_words(words):
+    return Options.from_mapping(words_to_mapping(words))
 
 
 def test_everything_is_on_by_default():
@@ -20,11 +24,11 @@ def test_everything_is_on_by_default():
 
 def test_json_and_pairs_mix_and_the_last_word_wins():
     words = ['{"radix": false, "schedule_max_wait_s": 5}', "radix=true", "schedule_window=7"]
-    assert Options.from_words(words) == Options(schedule_max_wait_s=5, schedule_window=7)
+    assert from_words(words) == Options(schedule_max_wait_s=5, schedule_window=7)
 
 
 def test_a_pair_may_spell_its_value_as_python_does():
-    assert Options.from_words(["jump_forward=False"]) == Options(jump_forward=False)
+    assert from_words(["jump_forward=False"]) == Options(jump_forward=False)
 
 
 def test_options_survive_the_way_to_another_process():
@@ -61,7 +65,7 @@ def test_options_survive_the_way_to_another_process():
 )
 def test_an_invalid_option_is_refused_with_the_accepted_values(word, says):
     with pytest.raises(OptionError, match=says):
-        Options.from_words([word])
+        from_words([word])
 
 
 @pytest.mark.parametrize(
@@ -69,16 +73,18 @@ def test_an_invalid_option_is_refused_with_the_accepted_values(word, says):
     [
         ("approximate_choice=first", "^approximate_choice was removed: .*Leave it out"),
         ("schedule_cheapest_victim=true", "^schedule_cheapest_victim was removed: .*Leave it out"),
+        ("schedule_max_passes=3", "^schedule_max_passes was removed: it is called schedule_max_ov"),
+        ("unverified=true", "^unverified was removed: .* Write self_check=off"),
     ],
 )
 def test_what_was_removed_is_refused_with_the_reason_and_what_to_do(word, says):
     with pytest.raises(OptionError, match=says):
-        Options.from_words([word])
+        from_words([word])
 
 
 def test_every_problem_is_named_at_once():
     with pytest.raises(OptionError) as refused:
-        Options.from_words(["jump_foward=false", "radix=true", "jump_mode=exakt", "radix_ttl=1"])
+        from_words(["jump_foward=false", "radix=true", "jump_mode=exakt", "radix_ttl=1"])
     assert [line.split(" must ")[0] for line in str(refused.value).splitlines()] == [
         "unknown option jump_foward; did you mean jump_forward?",
         "jump_mode",
@@ -88,23 +94,7 @@ def test_every_problem_is_named_at_once():
 
 def test_words_without_an_equals_sign_are_refused_together():
     with pytest.raises(OptionError, match=r"pairs, not 'jump_forward' '=' 'false'$"):
-        Options.from_words(["radix=true", "jump_forward", "=", "false"])
-
-
-def test_an_old_name_works_with_a_warning_that_has_the_new_one(caplog):
-    with caplog.at_level(logging.WARNING):
-        assert Options.from_words(["schedule_max_passes=3"]) == Options(schedule_max_overtakes=3)
-    assert "schedule_max_passes is now called schedule_max_overtakes" in caplog.text
-
-
-def test_a_later_source_wins_over_the_old_name_in_an_earlier_one():
-    made = Options.from_mapping({"schedule_max_passes": 3}, {"schedule_max_overtakes": 4})
-    assert made.schedule_max_overtakes == 4
-
-
-def test_the_old_and_the_new_name_together_are_refused():
-    with pytest.raises(OptionError, match="set only one"):
-        Options.from_mapping({"schedule_max_passes": 3, "schedule_max_overtakes": 4})
+        from_words(["radix=true", "jump_forward", "=", "false"])
 
 
 def test_choices_are_what_the_registries_hold():
@@ -114,22 +104,15 @@ def test_choices_are_what_the_registries_hold():
 
 @pytest.mark.parametrize("field", dataclasses.fields(Options), ids=lambda field: field.name)
 def test_every_option_is_listed_in_the_help_with_its_default(field):
-    line = f"- {field.name} (default: {config.default_text(field)}): "
-    assert line in config.help_text()
+    line = f"- {field.name} (default: {default_text(field)}): "
+    assert line in help_text()
     described = OptionInfo.of(field).choices
     assert described is None or all(described().values()), "a choice without a description"
 
 
 def test_options_are_checked_without_vllm():
     code = (
-        "import sys; from sgl_vllm.config import Options, help_text; Options(); help_text(); "
+        "import sys; from sgl_vllm.flags import Options, help_text; Options(); help_text(); "
         "assert not {'vllm', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize(("word", "now"), [("true", "off"), ("false", "auto")])
-def test_the_option_unverified_goes_on_working_as_self_check(word, now, caplog):
-    with caplog.at_level(logging.WARNING, logger="vllm.sgl_vllm.config"):
-        assert Options.from_words([f"unverified={word}"]).self_check == now
-    assert f"unverified is now called self_check, and its value is {now}" in caplog.text

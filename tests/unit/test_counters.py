@@ -10,7 +10,7 @@ from sgl_vllm.counters import Kind, counter, declarations, gauge, merge, timer_c
 @dataclass(slots=True)
 class Example:
     served: int = counter("Requests served.", unit="requests")
-    errors: int = counter("Errors.", unit="errors", metric="serve_errors", old_metric="failures")
+    errors: int = counter("Errors.", unit="errors", metric="serve_errors")
     waiting: int = gauge("Requests that wait.", unit="requests")
     num_timed: int = timer_count("Serving a request.", metric="serve_seconds")
     timed_s: float = timer_sum("Total.", metric="serve_seconds")
@@ -29,7 +29,7 @@ def test_a_declaration_has_all_that_is_shown() -> None:
     by_key = {declared.key: declared for declared in declarations(Example)}
     assert list(by_key) == list(Example.__slots__)
     assert by_key["served"].metric == "served" and by_key["served"].help == "Requests served."
-    assert (by_key["errors"].metric, by_key["errors"].old_metric) == ("serve_errors", "failures")
+    assert by_key["errors"].metric == "serve_errors"
     assert by_key["by_disk"].labels == (("tier", "disk"),)
     assert by_key["internal"].metric is None
     assert by_key["timed_s"].kind.metric_type == by_key["num_timed"].kind.metric_type == "summary"

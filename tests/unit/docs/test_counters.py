@@ -30,10 +30,9 @@ def test_every_counter_has_a_unit_and_one_sentence_or_more() -> None:
 
 def test_two_counters_are_never_one_sample_of_a_metric() -> None:
     names = Counter(
-        (name, declared.labels, declared.kind)
+        (declared.metric, declared.labels, declared.kind)
         for _, declared in declared_counters()
-        for name in (declared.metric, declared.old_metric)
-        if name is not None
+        if declared.metric is not None
     )
     assert set(names.values()) == {1}
 

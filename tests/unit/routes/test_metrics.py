@@ -102,15 +102,6 @@ def test_several_engines_are_added_up_times_too() -> None:
     assert found["sgl_vllm:tier_hit_tokens_total{partial_block}"] == 44
 
 
-def test_a_renamed_metric_keeps_its_old_name_and_says_so() -> None:
-    found = samples(STATS)
-    assert found["sgl_vllm:passes_total"] == found["sgl_vllm:overtakes_total"] == 9
-    collector = SglCollector()
-    collector.stats = STATS
-    (help,) = (one.documentation for one in collector.collect() if one.name == "sgl_vllm:passes")
-    assert help.startswith("Deprecated, use sgl_vllm:overtakes.")
-
-
 # -- one API server of several
 
 
