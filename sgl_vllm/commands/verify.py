@@ -9,16 +9,15 @@ from typing import Annotated
 
 from sgl_vllm.commands.arguments import argument, option
 from sgl_vllm.commands.terminal import Misused
-from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.self_check.report import CheckReport
 from sgl_vllm.vllm_api import versions
 
 DESCRIPTION = """\
 Starts an engine with a model and the flags that `vllm serve` would get, and
 compares each part of the plugin with stock vLLM on this device: the same
-tokens, scores and log-probabilities, no block lost, and how long it takes. It
-writes what it finds to sgl-vllm-verify.json and sgl-vllm-verify.txt, which
-you can attach to a bug report.
+tokens, scores and log-probabilities, and no block lost. It writes what it
+finds to sgl-vllm-verify.json and sgl-vllm-verify.txt, which you can attach to
+a bug report.
 
 The report contains flags and numbers, no prompts:
 
@@ -42,7 +41,8 @@ def command(
 ) -> int:
     if problem := versions.installation_problem():
         raise Misused(problem)
-    from sgl_vllm.self_check import offline  # imports vLLM, which takes seconds
+    from sgl_vllm.preview.resolve import Refused  # imports vLLM, which takes seconds
+    from sgl_vllm.self_check import offline
 
     try:
         report = offline.verify(model, flags or [], rounds)

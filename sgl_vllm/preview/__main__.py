@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx
 
 from sgl_vllm.preview.outlook import AS_ON_GPU, MARK
-from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 HUB_TIMEOUT_S = 10
@@ -39,6 +38,7 @@ def main(arguments: list[str]) -> int:
 
         gpu.pretend()
     from sgl_vllm.preview.engine import preview
+    from sgl_vllm.preview.resolve import Refused
 
     try:
         outlook = preview(model, flags, is_prediction=is_prediction)

@@ -1,39 +1,29 @@
 """From the flags of `vllm serve` to which parts the engine would have.
 
-Owns how the flags become vLLM's configuration, and the facts about the scheduler that would be made
-from it. Does not own which parts are on: `scheduler/assembly.py` decides, for this engine as for
-one that runs.
+Owns the facts about the scheduler that would be made from them. Does not own which parts are on:
+`scheduler/assembly.py` decides, for this engine as for one that runs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.flags import PLUGIN_NAME
 from sgl_vllm.part import SchedulerFacts
-from sgl_vllm.plugin import register
 from sgl_vllm.preview.layers import kv_cache_config
 from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
-from sgl_vllm.preview.refusal import Refused, engine_config, one_line
+from sgl_vllm.preview.resolve import Refused, one_line, resolve
 from sgl_vllm.scheduler.assembly import PARTS, decide
 from sgl_vllm.self_check.plan import CHECKED
 
 if TYPE_CHECKING:
-    import argparse
-
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -51,7 +41,6 @@ def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) ->
         Refused: a flag is unknown or has a wrong value, there is no such model, or the plugin would
             refuse to start.
     """
-    register()
     config = resolve(model, flags)
     try:
         kv_cache = kv_cache_config(config)
@@ -85,26 +74,6 @@ def _described(kv_cache: KVCacheConfig) -> list[KVCacheGroups]:
         kind = type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size
         num_layers.setdefault(kind, []).append(len(group.layer_names))
     return [KVCacheGroups(*kind, len(each), sum(each)) for kind, each in num_layers.items()]
-
-
-def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
-    """vLLM's configuration of an engine with the plugin, as the engine's process has it."""
-    config = engine_config(AsyncEngineArgs, _parsed(["--model", model, *flags]), model)
-    if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
-        # As vLLM does in the process of such an engine: its ranks know nothing of each other.
-        config.parallel_config.reconfigure_for_independent_dp_rank()
-    return config
-
-
-def _parsed(flags: Sequence[str]) -> argparse.Namespace:
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
-            return parser.parse_args(["--plugin", PLUGIN_NAME, *flags])
-    except SystemExit:
-        _, _, message = printed.getvalue().rpartition("error: ")
-        raise Refused(" ".join(message.split())) from None
 
 
 def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:

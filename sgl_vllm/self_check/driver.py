@@ -163,11 +163,6 @@ class Driver:
         if not self._scheduler.reset_prefix_cache():
             raise RunFailed("the prefix cache cannot be emptied: blocks are still in use")
 
-    @property
-    def can_chunk(self) -> bool:
-        """Whether a prompt may take several steps."""
-        return bool(self._engine.vllm_config.scheduler_config.enable_chunked_prefill)
-
     @contextlib.contextmanager
     def little_room(self, num_blocks: int) -> Iterator[None]:
         """While inside, so few blocks of the cache are free that requests are preempted."""

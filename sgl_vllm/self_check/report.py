@@ -7,9 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SLOWER = 1.1
-"""A part is reported as slower if it takes more than this many times as long as vLLM without it."""
-
 
 @dataclass(slots=True)
 class PartReport:
@@ -20,7 +17,6 @@ class PartReport:
         num_compared: positions at which the reference had the same token, or a tie.
         num_ties: answers that leave the reference where two tokens are equally likely.
         num_measured, largest_difference, total_difference: of log-probabilities.
-        with_s, without_s: seconds for the same requests with the part and without; 0 if not timed.
         notes: what the requests have reached, such as hits or preemptions.
     """
 
@@ -31,8 +27,6 @@ class PartReport:
     num_measured: int = 0
     largest_difference: float = 0.0
     total_difference: float = 0.0
-    with_s: float = 0.0
-    without_s: float = 0.0
     notes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -42,10 +36,6 @@ class PartReport:
     @property
     def outcome(self) -> str:
         return "agrees" if self.agrees else "disagrees"
-
-    @property
-    def is_slower(self) -> bool:
-        return self.without_s > 0 and self.with_s > SLOWER * self.without_s
 
     @property
     def mean_difference(self) -> float:
@@ -64,16 +54,11 @@ class PartReport:
             found.append(f"{self.num_ties} ties")
         found.append(f"largest difference {self.largest_difference:.2g}")
         found += [f"{count} {what.replace('_', ' ')}" for what, count in self.notes.items()]
-        if self.without_s:
-            found.append(f"{self.with_s:.3f} s, without it {self.without_s:.3f} s")
-        if self.is_slower:
-            found.append("slower than without it for these short requests")
         outcome = self.outcome if self.agrees else self.outcome.upper()
         return f"{self.name}: {outcome} ({'; '.join(found)})"
 
     def to_json(self) -> dict[str, object]:
-        computed = {"outcome": self.outcome, "is_slower": self.is_slower}
-        return {**dataclasses.asdict(self), **computed}
+        return {**dataclasses.asdict(self), "outcome": self.outcome}
 
 
 @dataclass(slots=True)

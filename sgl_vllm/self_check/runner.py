@@ -90,15 +90,13 @@ class _Check:
             RunFailed, Exception: no part can be checked, or no further one.
             DeviceLost: as `check_engine` does.
         """
-        model, driver, report = self._engine.vllm_config.model_config, self._driver, self._report
+        driver, report = self._driver, self._report
         driver.table = self._table()
         shape = self._shape()
         if reason := shape.why_not():
             self.give_up(reason, NEED_CHECK)
             return
-        dtype = str(model.dtype).removeprefix("torch.")
-        has_logprobs = model.logprobs_mode in ("raw_logprobs", "processed_logprobs")
-        stages = Stages(driver, shape, self._parts, dtype=dtype, has_logprobs=has_logprobs)
+        stages = Stages(driver, shape, self._parts, self._engine.vllm_config)
         with self._recording_jumps():
             stages.measure_noise()
             report.noise, report.tolerance = stages.noise, stages.tolerance
@@ -210,7 +208,7 @@ class _Check:
 
 
 def _log(report: CheckReport) -> None:
-    """One line for what agrees, and one for each part that does not or that is slower."""
+    """One line for what agrees, and one for each part that does not."""
     for part in report.parts:
         if not part.agrees:
             logger.warning(
@@ -218,16 +216,6 @@ def _log(report: CheckReport) -> None:
                 "Please report this with the output of `sgl-vllm verify`",
                 part.name,
                 part.problems[0],
-            )
-        elif part.is_slower:
-            logger.warning(
-                "sgl-vllm: %s took %.3f s for the self-check's few short requests, and vLLM "
-                "without it %.3f s. It stays on. Measure it with your own requests "
-                "(`sgl-vllm bench ab --help`); %s=false switches it off",
-                part.name,
-                part.with_s,
-                part.without_s,
-                part.name,
             )
     logger.info(
         "sgl-vllm: the self-check took %.1f s: %s",

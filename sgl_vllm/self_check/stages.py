@@ -16,7 +16,6 @@ what a request computes is cached, even if the request does not read the cache.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,8 @@ from sgl_vllm.self_check.driver import Driver, RunFailed
 from sgl_vllm.self_check.report import PartReport
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
     from sgl_vllm.scheduler.assembly import Parts
 
 
@@ -45,23 +46,17 @@ def without(parts: Parts, *names: str) -> Iterator[None]:
 
 
 class Stages:
-    """The stages on one engine.
+    """The stages on one engine."""
 
-    Args:
-        dtype: the model's, such as "bfloat16".
-        has_logprobs: whether log-probabilities and jumps can be asked for together.
-    """
-
-    def __init__(
-        self, driver: Driver, shape: Shape, parts: Parts, *, dtype: str, has_logprobs: bool
-    ) -> None:
+    def __init__(self, driver: Driver, shape: Shape, parts: Parts, config: VllmConfig) -> None:
+        model = config.model_config
         self._driver = driver
         self._shape = shape
         self._parts = parts
-        self._dtype = dtype
-        self._has_logprobs = has_logprobs
+        self._dtype = str(model.dtype).removeprefix("torch.")
+        self._has_logprobs = model.logprobs_mode in ("raw_logprobs", "processed_logprobs")
+        self._can_chunk = config.scheduler_config.enable_chunked_prefill
         self._cold: list[Answer] = []
-        self._cold_s = 0.0
         self.noise = 0.0
 
     @property
@@ -74,14 +69,8 @@ class Stages:
         Raises:
             RunFailed: a run did not finish.
         """
-        stages = {
-            "radix": self._radix,
-            "fsm": self._fsm,
-            "jump_forward": self._jump_forward,
-            "select": self._select,
-        }
         self._driver.empty_cache()
-        stages[found.name](found)
+        getattr(self, f"_{found.name}")(found)
 
     def measure_noise(self) -> None:
         """How much the answers of two batches without cache hits differ.
@@ -92,7 +81,7 @@ class Stages:
         plain = make.cold(make.hits(self._shape))
         with without(self._parts, "jump_forward", "select"):
             self._cold = self._driver.run(plain)
-            again, self._cold_s = self._timed(plain[::-1])
+            again = self._driver.run(plain[::-1])
         found = PartReport("noise")
         compare(again[::-1], self._cold, float("inf"), found)
         if found.problems:
@@ -104,12 +93,10 @@ class Stages:
         hits = make.hits(self._shape)
         with without(self._parts, "jump_forward", "select"):
             self._driver.run(make.prefixes(self._shape))
-            got, found.with_s = self._timed(hits)
+            got = self._driver.run(hits)
             self._compare(got, self._cold, found)
             tight = self._with_little_room(hits, 2 * make.NUM_PREFIXES + len(hits) + 1)
             self._compare(tight or got, self._cold, found)
-            found.without_s = self._cold_s
-            self._time_again(found, hits, make.cold(hits))
         self._note_hits(got, found)
         found.notes["preemptions"] = _num_preemptions(tight)
 
@@ -127,20 +114,19 @@ class Stages:
         asked = make.structured(self._shape)
         num_prompt_blocks = sum(-(-len(one.prompt) // self._shape.block_size) for one in asked)
         with without(self._parts, "select"):
-            got, found.with_s = self._timed(asked, rows=self._has_logprobs)
+            got = self._driver.run(asked, rows=self._has_logprobs)
             tight = self._with_little_room(asked, num_prompt_blocks + 1, rows=self._has_logprobs)
-            for answers in filter(None, (got, tight)):
+            found_answers = [answers for answers in (got, tight) if answers]
+            for answers in found_answers:
                 found.problems.extend(self._wrong_texts(asked, answers))
             if found.problems:
                 return
             with without(self._parts, "jump_forward"):
                 want: list[Answer] = []
-                for answers in filter(None, (got, tight)):
+                for answers in found_answers:
                     if [one.tokens for one in want] != [one.tokens for one in answers]:
                         want = self._one_by_one(asked, answers)
                     self._compare(answers, want, found)
-                _, found.without_s = self._timed(asked, rows=self._has_logprobs)
-            self._time_again(found, asked, asked, "jump_forward")
         found.notes["forced_tokens"] = sum(len(answer.forced) for answer in got)
         found.notes["preemptions"] = _num_preemptions(tight)
 
@@ -171,17 +157,16 @@ class Stages:
         whole = make.scored(self._shape, by_select=False)
         by_select = make.scored(self._shape, by_select=True)
         with without(self._parts, "jump_forward"):
-            want, found.without_s = self._timed(whole)
+            want = self._driver.run(whole)
             self._driver.empty_cache()
             self._compare(self._driver.run(by_select), want, found)
-            cached, found.with_s = self._timed(by_select)
+            cached = self._driver.run(by_select)
             self._compare(cached, want, found)
-            if self._driver.can_chunk:
+            if self._can_chunk:
                 self._driver.empty_cache()
                 with self._driver.small_steps(self._shape.block_size + 5):
                     in_chunks = self._driver.run(by_select)
                 self._compare(in_chunks, want, found)
-            self._time_again(found, by_select, whole)
         self._note_hits(cached, found)
 
     # -- all --------------------------------------------------------------------------------------
@@ -203,23 +188,6 @@ class Stages:
         num_tokens = found.notes["hit_tokens"] = sum(answer.num_cached_tokens for answer in got)
         if not num_tokens and not found.problems:
             found.problems.append("no request found the prefix that another has left")
-
-    def _timed(self, asked: Sequence[Canary], *, rows: bool = True) -> tuple[list[Answer], float]:
-        started = time.perf_counter()
-        answers = self._driver.run(asked, rows=rows)
-        return answers, time.perf_counter() - started
-
-    def _time_again(
-        self, found: PartReport, part_on: Sequence[Canary], part_off: Sequence[Canary], *off: str
-    ) -> None:
-        """A part that seems slower gets two more runs, alternating with vLLM: the first ones may
-        have compiled something."""
-        for _ in range(2):
-            if found.problems or not found.is_slower:
-                return
-            with without(self._parts, *off):
-                found.without_s = min(found.without_s, self._timed(part_off)[1])
-            found.with_s = min(found.with_s, self._timed(part_on)[1])
 
 
 def _num_preemptions(answers: Sequence[Answer]) -> int:

@@ -1,37 +1,52 @@
-"""vLLM's configuration from parsed flags, or one line that says why there is none.
-
-Owns the words. Imports no vLLM at run time, so that it works with any version.
-"""
+"""vLLM's configuration from the flags of `vllm serve`, or one line that says why there is none."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import argparse
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.cli.serve import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from vllm.config import VllmConfig
-    from vllm.engine.arg_utils import EngineArgs
+from sgl_vllm.flags import PLUGIN_NAME
+from sgl_vllm.plugin import register
 
 
 class Refused(Exception):
     """vLLM would not start an engine with these flags. The message is one line that says why."""
 
 
-def engine_config(kind: type[EngineArgs], flags: argparse.Namespace, model: str) -> VllmConfig:
-    """vLLM's configuration for parsed flags, by way of this kind of its arguments.
+def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
+    """vLLM's configuration of an engine with the plugin, as the engine's process has it. Flags of
+    the API server, such as `--port`, have no effect.
 
     Raises:
-        Refused: vLLM or the plugin refuses them, or there is no such model.
+        Refused: vLLM or the plugin refuses the flags, or there is no such model.
     """
+    register()
+    printed = io.StringIO()
     try:
-        return kind.from_cli_args(flags).create_engine_config()
+        with contextlib.redirect_stderr(printed):
+            parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
+            parsed = parser.parse_args(["--plugin", PLUGIN_NAME, "--model", model, *flags])
+    except SystemExit:
+        _, _, message = printed.getvalue().rpartition("error: ")
+        raise Refused(" ".join(message.split())) from None
+    try:
+        config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
     except Exception as error:
         if not Path(model).exists() and _comes_from_the_hub(error):
             raise Refused(_not_found(model, error)) from error
         raise Refused(one_line(error)) from error
+    if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
+        # As vLLM does in the process of such an engine: its ranks know nothing of each other.
+        config.parallel_config.reconfigure_for_independent_dp_rank()
+    return config
 
 
 def one_line(error: BaseException) -> str:
