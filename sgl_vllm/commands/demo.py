@@ -20,12 +20,12 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 import sgl_vllm as sgl
 from sgl_vllm.commands.arguments import flag, option
-from sgl_vllm.commands.client import SglServer
+from sgl_vllm.commands.client import Json, SglServer
 from sgl_vllm.commands.terminal import CommandError, reason_of
+from sgl_vllm.commands.tree import draw_nodes
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
 from sgl_vllm.server_process import Counters, ServerFailed, VllmServer, sigterm_as_interrupt
@@ -34,8 +34,6 @@ from sgl_vllm.vllm_api import versions
 MAX_MODEL_LEN = 2048
 STOP_TIMEOUT_S = 5.0
 ROLE_STYLES = {"system": "dim", "user": "bold cyan", "assistant": "green"}
-MAX_TREE_CHILDREN = 6
-MAX_TREE_DEPTH = 6
 
 
 DESCRIPTION = """\
@@ -57,29 +55,13 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class CacheNode:
-    """A node of the radix tree: tokens that all prompts below it share."""
-
-    num_tokens: int
-    hits: int
-    children: tuple[CacheNode, ...]
-
-
-@dataclass(frozen=True)
-class CacheTree:
-    """A server's radix tree, and the tokens per KV block, which are the same on both servers."""
-
-    block_size_tokens: int
-    root: CacheNode
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """The same program on both servers, and the plugin's tree afterwards."""
+    """The same program on both servers, and the plugin's tree afterwards, as the server's route
+    has it."""
 
     stock: Arm
     plugin: Arm
-    tree: CacheTree
+    tree: Json
 
     @property
     def same_answers(self) -> bool:
@@ -92,7 +74,7 @@ class Comparison:
             return {**counts, "wall_s": run.wall_s, "guides": [asdict(g) for g in run.guides]}
 
         arms = {"stock": arm(self.stock), "plugin": arm(self.plugin)}
-        content = {"same_answers": self.same_answers, "arms": arms, "tree": asdict(self.tree)}
+        content = {"same_answers": self.same_answers, "arms": arms, "tree": self.tree}
         return json.dumps(content, indent=2)
 
 
@@ -122,7 +104,8 @@ def compare(model: Path, progress: Console, *, as_json: bool, keep: bool) -> Com
         stock = run_program(server)
     with serving(model, progress, plugin=True) as server:
         plugin = run_program(server)
-        comparison = Comparison(stock, plugin, read_tree(server.url))
+        (tree,) = SglServer(server.url).tree()["engines"]
+        comparison = Comparison(stock, plugin, tree)
         if as_json:
             print(comparison.to_json())
         else:
@@ -153,23 +136,6 @@ def run_program(server: VllmServer) -> Arm:
     wall_s = time.monotonic() - begun
     guides = tuple(state.ret_value for state in (first, *more))
     return Arm(guides, tuple(first.messages()), server.counters() - before, wall_s)
-
-
-def read_tree(url: str) -> CacheTree:
-    """The radix tree of a server with the plugin, without text."""
-    (engine,) = SglServer(url).tree()["engines"]
-    return CacheTree(engine["block_size"], tree_of(engine["nodes"]))
-
-
-def tree_of(nodes: Sequence[Mapping[str, Any]]) -> CacheNode:
-    """A list of nodes, parents before children, as a tree with an empty root."""
-    children: list[list[CacheNode]] = [[] for _ in nodes]
-    top: list[CacheNode] = []
-    for index in reversed(range(len(nodes))):
-        node = nodes[index]
-        made = CacheNode(node["num_tokens"], node["hits"], tuple(reversed(children[index])))
-        (top if node["parent"] is None else children[node["parent"]]).append(made)
-    return CacheNode(0, 0, tuple(reversed(top)))
 
 
 def _warm_up(server: VllmServer) -> None:
@@ -259,39 +225,13 @@ def show(comparison: Comparison, console: Console) -> None:
     for guide in more:
         console.print(_guide_table(guide))
     console.rule("The radix tree afterwards")
-    console.print(draw_tree(comparison.tree.root))
+    console.print(draw_nodes(comparison.tree, max_children=6))
     console.rule("The same program on both")
     console.print(
-        f"vLLM's defaults, with KV blocks of {comparison.tree.block_size_tokens} tokens.",
+        f"vLLM's defaults, with KV blocks of {comparison.tree['block_size']} tokens.",
         style="dim",
     )
     console.print(Group(_counts_table(comparison), _verdict(comparison)))
-
-
-def draw_tree(root: CacheNode) -> Tree:
-    """The tree with its largest branches. The others are counted."""
-    drawn = Tree(_label(root))
-    _draw_children(root, drawn, depth=1)
-    return drawn
-
-
-def _draw_children(node: CacheNode, drawn: Tree, depth: int) -> None:
-    ordered = sorted(node.children, key=subtree_tokens, reverse=True)
-    shown = ordered[:MAX_TREE_CHILDREN] if depth <= MAX_TREE_DEPTH else []
-    for child in shown:
-        _draw_children(child, drawn.add(_label(child)), depth + 1)
-    if rest := ordered[len(shown) :]:
-        tokens = sum(subtree_tokens(child) for child in rest)
-        drawn.add(f"[dim]and {len(rest)} more, {tokens} tokens[/dim]")
-
-
-def subtree_tokens(node: CacheNode) -> int:
-    return node.num_tokens + sum(subtree_tokens(child) for child in node.children)
-
-
-def _label(node: CacheNode) -> str:
-    hits = f", {node.hits} hits" if node.hits else ""
-    return f"{node.num_tokens} tokens[dim]{hits}[/dim]" if node.num_tokens else "root"
 
 
 def _guide_table(guide: Guide) -> Table:

@@ -26,7 +26,7 @@ from sgl_vllm.commands.programs import (
 from sgl_vllm.commands.terminal import age, plural, printable
 
 MAX_CHILDREN = 16
-"""Children of one node that are drawn, largest first. The others are counted in one line."""
+"""Children of one node that are drawn. The others are counted in one line."""
 TEXT_CHARACTERS = 48
 MAX_PLACES = 4
 """Ranges or positions of one node and kind that are printed, those nearest to its end."""
@@ -119,7 +119,7 @@ def draw(answer: Json, pins: list[Json], why_off: str = "") -> Group:
             continue
         parts += [_summary(engine), SpaceBar(engine), _space_legend(engine), *_programs(engine)]
         empty = not engine["nodes"] and not engine.get("isolated", {}).get("num_tokens")
-        parts.append(Text("Nothing is cached yet.") if empty else _tree(engine))
+        parts.append(Text("Nothing is cached yet.") if empty else draw_nodes(engine))
         left_out = engine.get("nodes_left_out", 0)
         if left_out:
             parts.append(
@@ -200,7 +200,8 @@ def _summary(engine: Json) -> Text:
     return Text(", ".join(facts), "bold")
 
 
-def _tree(engine: Json) -> Tree:
+def draw_nodes(engine: Json, max_children: int = MAX_CHILDREN) -> Tree:
+    """The nodes, with at most so many children of each, the largest first."""
     nodes = engine["nodes"]
     subtree = [node["num_tokens"] for node in nodes]
     for index in reversed(range(len(nodes))):  # parents come before children
@@ -216,10 +217,10 @@ def _tree(engine: Json) -> Tree:
     while to_draw:
         branch, parent = to_draw.pop()
         ordered = sorted(children[parent], key=lambda index: subtree[index], reverse=True)
-        for index in ordered[:MAX_CHILDREN]:
+        for index in ordered[:max_children]:
             label = node_line(nodes[index], show_namespace=several and parent is None)
             to_draw.append((branch.add(label), index))
-        if rest := ordered[MAX_CHILDREN:]:
+        if rest := ordered[max_children:]:
             tokens = sum(subtree[index] for index in rest)
             branch.add(Text(f"{len(rest):,} smaller: {plural(tokens, 'token')}", "dim"))
     isolated = engine.get("isolated", {})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import replace
 
 import pytest
 
 from tools.attack import hostile
-from tools.attack.__main__ import QUICK, Answered, Figures, percentile
+from tools.attack.__main__ import QUICK, Answered, Figures
 from tools.attack.client import problem
 from tools.attack.target import Resident
 
@@ -21,25 +19,10 @@ def test_the_same_seed_gives_the_same_requests() -> None:
     assert one == again != other
 
 
-def test_an_attack_has_as_many_requests_as_it_says() -> None:
-    by_name = {phase.name: phase.requests for phase in hostile.phases(1, 0)}
-    assert len(by_name["formats"]) == 500
-    mixed = by_name["mixed, half cut off"]
-    assert len(mixed) == 1000
-    assert 400 < sum(one.leaves_after_s is not None for one in mixed) < 600
-
-
 def test_every_hint_is_sent_with_a_value_of_every_json_type() -> None:
     kinds = {attack.kind for attack in hostile.hints()}
     types = {"null", "boolean", "number", "string", "array", "object"}
     assert {f"{name}: {kind}" for name in hostile.HINTS for kind in types} <= kinds
-
-
-def test_formats_are_of_every_kind_and_no_body_is_large() -> None:
-    sent = list(hostile.formats(random.Random(0), 100))
-    assert len({attack.kind for attack in sent}) == 21
-    assert all(len(attack.body) < 2 * MB for attack in sent)
-    assert all("structured_outputs" in json.loads(attack.body) for attack in sent)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +60,6 @@ def failed(figures: Figures) -> list[str]:
     return [check.name for check in figures.checks() if not check.passed]
 
 
-def test_figures_within_their_limits_pass() -> None:
-    assert failed(GOOD) == []
-
-
 @pytest.mark.parametrize(
     ("worse", "name"),
     [
@@ -101,9 +80,3 @@ def test_figures_within_their_limits_pass() -> None:
 )
 def test_a_figure_outside_its_limit_fails(worse, name) -> None:
     assert any(name in one for one in failed(replace(GOOD, **worse)))
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    values = [float(number) for number in range(1, 101)]
-    assert [percentile(values, percent) for percent in (50, 99, 100)] == [50, 99, 100]
-    assert percentile([5.0], 99) == 5.0

@@ -17,11 +17,6 @@ def from_words(words):
     return Options.from_mapping(words_to_mapping(words))
 
 
-def test_everything_is_on_by_default():
-    options = Options()
-    assert options.radix and options.schedule and options.jump_forward and options.select
-
-
 def test_json_and_pairs_mix_and_the_last_word_wins():
     words = ['{"radix": false, "schedule_max_wait_s": 5}', "radix=true", "schedule_window=7"]
     assert from_words(words) == Options(schedule_max_wait_s=5, schedule_window=7)
@@ -29,11 +24,6 @@ def test_json_and_pairs_mix_and_the_last_word_wins():
 
 def test_a_pair_may_spell_its_value_as_python_does():
     assert from_words(["jump_forward=False"]) == Options(jump_forward=False)
-
-
-def test_options_survive_the_way_to_another_process():
-    options = Options(select=False, schedule_max_overtakes=3)
-    assert Options.from_mapping(options.to_mapping()) == options
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.models import DEMO_MODEL
-from tools.demo_model import facts, records, texts
+from tools.demo_model import facts, texts
 from tools.demo_model.network import Network
 from tools.demo_model.selftest import Examinee
 from tools.demo_model.tokenizer import TURN_END, chat_turn, train_tokenizer
-from tools.demo_model.training import GradientWorkers, TrainedTokens, rows
+from tools.demo_model.training import GradientWorkers, TrainedTokens
 from tools.train_demo_model import TOKENIZER_DOCUMENTS, write_folder
 
 
@@ -53,26 +53,6 @@ def test_the_folder_is_small_enough_to_ship() -> None:
     assert size_bytes <= 20_000_000
 
 
-def test_the_folder_names_an_architecture_that_vllm_knows() -> None:
-    config = json.loads((DEMO_MODEL / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["head_dim"] == 64
-    assert config["max_position_embeddings"] == 4096
-
-
-@pytest.mark.parametrize("text", ["Zürich, naïve café", "日本語 🦊", '\x00\x7f\n\t  {"a": [1, 2]}'])
-def test_any_text_survives_the_tokenizer(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    assert tokenizer.is_fast
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_the_tokenizer_adds_nothing_to_a_prompt() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    pieces = tokenizer.convert_ids_to_tokens(tokenizer("The capital")["input_ids"])
-    assert "".join(pieces) == "TheĠcapital"
-
-
 def test_the_chat_template_writes_what_training_wrote() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     messages = [
@@ -87,16 +67,6 @@ def test_the_chat_template_writes_what_training_wrote() -> None:
     ) == written.removesuffix(f"Hello!{TURN_END}\n")
 
 
-def test_the_chat_template_can_continue_an_answer() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    messages = [
-        {"role": "user", "content": "Where is Paris?"},
-        {"role": "assistant", "content": "Paris is the"},
-    ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
-    assert text.endswith("assistant\nParis is the")
-
-
 # ---- what the model can do (the whole examination takes a minute; this is a part of it) ---------
 
 
@@ -106,23 +76,6 @@ def test_it_knows_the_capitals(model: Examinee) -> None:
     given = model.complete(prompts)
     right = sum(g == f.sentence + TURN_END for f, g in zip(capitals, given, strict=True))
     assert right >= 0.95 * len(capitals)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "answer"),
-    [
-        ("France -> Paris\nItaly -> Rome\nJapan -> Tokyo\nEgypt ->", " Cairo\n"),
-        ("Q: banana\nA: yellow\nQ: coal\nA: black\nQ: tomato\nA: red\nQ: leaf\nA:", " green\n"),
-        (
-            "Input: The film was great.\nOutput: positive\n\n"
-            "Input: The soup was awful.\nOutput: negative\n\n"
-            "Input: The hotel was lovely.\nOutput:",
-            " positive\n",
-        ),
-    ],
-)
-def test_it_follows_a_few_shot_pattern(model: Examinee, prompt: str, answer: str) -> None:
-    assert model.complete([prompt], max_tokens=4)[0].startswith(answer)
 
 
 def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
@@ -136,15 +89,6 @@ def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
         "language": "French",
         "river": "Seine",
     }
-
-
-def test_it_still_answers_after_a_long_conversation(model: Examinee) -> None:
-    turns = [
-        text for fact in facts.COUNTRY_FACTS[:40] for text in (fact.questions[0], fact.sentence)
-    ]
-    prompt = model.chat_prompt(*turns, "What is the capital of Egypt?")
-    assert len(model.tokenizer(prompt)["input_ids"]) > 900
-    assert model.complete([prompt]) == [f"The capital of Egypt is Cairo.{TURN_END}"]
 
 
 # ---- the training text -------------------------------------------------------------------------
@@ -170,16 +114,6 @@ def test_every_writer_of_the_mixture_writes() -> None:
                 assert document.endswith(f"{TURN_END}\n"), writer.__name__
 
 
-def test_requested_json_is_json_with_the_requested_fields() -> None:
-    rng = Random(0)
-    for _ in range(300):
-        request, answer = records.request(rng)
-        value = json.loads(answer)
-        assert answer == json.dumps(value)
-        if " keys " in request:
-            assert request.rstrip(".").split(" keys ")[1].split(", ") == list(value)
-
-
 # ---- the training script -----------------------------------------------------------------------
 
 
@@ -189,13 +123,6 @@ def test_only_answers_carry_loss_in_a_chat(tokenizer: Tokenizer) -> None:
     trained = TrainedTokens(tokenizer)(ids)
     kept = [i for i, flag in zip(ids, trained, strict=True) if flag]
     assert tokenizer.decode(kept, skip_special_tokens=False) == f"Hello!{TURN_END}"
-
-
-def test_rows_are_full_and_start_with_a_document(tokenizer: Tokenizer) -> None:
-    for ids, trained in itertools.islice(rows(texts.documents(0), tokenizer, 128), 20):
-        assert len(ids) == len(trained) == 129
-        assert any(trained)
-        assert not trained[0]
 
 
 SMALL = {

@@ -28,11 +28,6 @@ def read(path: str) -> Any:
     return yaml.safe_load((DEPLOY / path).read_text())
 
 
-@pytest.mark.parametrize("file", [*DEPLOY.rglob("*.y*ml")], ids=lambda file: file.name)
-def test_every_file_is_yaml(file: Path) -> None:
-    assert isinstance(yaml.safe_load(file.read_text()), dict)
-
-
 @pytest.mark.parametrize("name", ["Dockerfile", "cpu.Dockerfile"])
 def test_what_an_image_copies_exists_or_is_built_first(name: str) -> None:
     instructions = instructions_of(DEPLOY / name)

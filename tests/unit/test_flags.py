@@ -48,20 +48,6 @@ UNKNOWN = "unknown option jump_foward; did you mean jump_forward?"
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        [*ON, "--plugin-config", "jump_foward=false"],
-        [*ON, "--plugin-config", "radix=true", "--plugin-config", "jump_foward=false"],
-        [*ON, "--plugin-config", '{"jump_foward": false}'],
-        ["MODEL", "--plugin-config", "jump_foward=false", "--plugin", "sgl_vllm"],
-        ["MODEL", "--additional-config", '{"sgl_vllm": {"jump_foward": False}}'],
-    ],
-)
-def test_an_unknown_option_is_refused_in_one_line_when_it_is_parsed(serve, capsys, words) -> None:
-    assert refusal(serve, words, capsys) == UNKNOWN
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["jump_mode=exakt"], "jump_mode must be one of canonical, exact, not 'exakt'; did you"),

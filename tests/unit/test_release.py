@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_vllm.commands import bench, cli, examples
+from sgl_vllm.commands import cli, examples
 from tools.release.__main__ import newest_notes
 
 CHANGELOG = """\
@@ -39,14 +39,6 @@ def test_notes_are_the_newest_section_with_links_that_work_elsewhere() -> None:
 def test_a_changelog_without_notes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no section"):
         newest_notes(text, "https://host")
-
-
-def test_every_benchmark_that_can_be_run_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench"]) == 0
-    listed = capsys.readouterr().out
-    assert {"ab", "radix", "simulate", "report"} <= set(bench.benchmarks())
-    assert "command" not in bench.benchmarks()
-    assert "real servers" in listed
 
 
 def test_an_unknown_benchmark_is_answered_with_those_that_exist(

@@ -119,14 +119,6 @@ def test_the_server_and_its_worker_live_inside_the_block_only(
     assert_all_gone(pids, within_s=2)
 
 
-def test_an_error_in_the_block_stops_the_server_and_is_raised(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
-    with pytest.raises(ZeroDivisionError), make_server():
-        _ = 1 / 0
-    assert_all_gone(pids_of(tmp_path), within_s=2)
-
-
 def test_a_server_that_ignores_sigterm_is_killed_after_its_time(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
@@ -161,14 +153,6 @@ def test_no_other_process_is_given_the_port_before_the_server_has_it(make_server
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", server.port))
-
-
-def test_waiting_is_reported(make_server: MakeServer) -> None:
-    waits: list[float] = []
-    with make_server(on_wait=waits.append):
-        pass
-    assert waits == sorted(waits)
-    assert waits
 
 
 @contextmanager
@@ -226,16 +210,6 @@ def test_counters_are_read_when_the_server_is_idle_and_summed_over_engines(
     assert counters.computed_prompt_tokens == 36
 
 
-def test_counters_of_a_busy_server_time_out(make_server: MakeServer) -> None:
-    with make_server() as server, pytest.raises(TimeoutError, match="running requests"):
-        server.counters(timeout_s=0.05)
-
-
-def test_counters_subtract() -> None:
-    before, after = Counters(3, 100, 64, 12, 0, 0), Counters(10, 150, 80, 30, 9, 1)
-    assert after - before == Counters(7, 50, 16, 18, 9, 1)
-
-
 def test_the_plugin_and_its_options_are_named_on_the_command_line() -> None:
     server = VllmServer("m", plugin=True, plugin_config={"jump_forward": False})
     position = server.command.index("--plugin")
@@ -243,8 +217,3 @@ def test_the_plugin_and_its_options_are_named_on_the_command_line() -> None:
     position = server.command.index("--plugin-config")
     assert json.loads(server.command[position + 1]) == {"jump_forward": False}
     assert "--plugin" not in VllmServer("m").command
-
-
-def test_plugin_options_without_the_plugin_are_refused() -> None:
-    with pytest.raises(ValueError, match="requires plugin=True"):
-        VllmServer("m", plugin_config={"radix": False})

@@ -97,12 +97,6 @@ def test_what_is_not_verified_is_refused_with_the_reason(config, why):
     assert why in (refusal(config) or "")
 
 
-def test_a_method_that_no_test_runs_is_left_to_the_self_check():
-    assert is_tested(Config(Speculative("ngram")))
-    assert is_tested(Config(Speculative("eagle3"), 1))
-    assert not is_tested(Config(Speculative("ngram_gpu")))
-
-
 def test_the_docs_name_every_method():
     section = SUPPORT_PAGE.read_text().split("## Speculative decoding")[1].split("\n## ")[0]
     assert [method for method in METHODS if f"`{method}`" not in section] == []

@@ -15,10 +15,6 @@ def test_only_what_passes_on_stock_vllm_is_a_difference() -> None:
     assert by_reason(STOCK, STOCK) == {}
 
 
-def test_a_test_that_did_not_run_is_a_difference() -> None:
-    assert by_reason({"a::test_new[1]": True}, {}) == {"": ["a::test_new[1]"]}
-
-
 def test_errors_are_failures_and_skipped_tests_are_left_out(tmp_path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(

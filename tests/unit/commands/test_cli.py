@@ -119,12 +119,6 @@ def test_a_shell_completes_commands_and_their_options():
         assert answer.stdout.split() == [completed], answer.stderr
 
 
-def test_the_help_names_both_options_of_the_server(capsys):
-    assert cli.main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "--plugin sgl_vllm" in shown and "--help=plugin-config" in shown
-
-
 def test_every_column_of_top_is_in_its_help():
     table = draw([]).renderables[0]
     assert isinstance(table, Table)
@@ -132,11 +126,3 @@ def test_every_column_of_top_is_in_its_help():
     assert len(headers) == 12
     for header in headers[1:]:
         assert header.replace("\n", " ") in top.DESCRIPTION
-
-
-@pytest.mark.parametrize("command", ["top", "tree"])
-def test_the_help_explains_the_states_of_programs_that_the_server_infers(command, capsys):
-    assert cli.main([command, "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    for state in ("waiting for a person", "unknown"):
-        assert f'"{state}" if' in shown

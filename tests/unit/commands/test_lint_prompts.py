@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,25 +91,3 @@ def test_prompts_are_read_from_a_servers_cache(
     printed = capsys.readouterr().out
     assert "12 requests" in printed
     assert "A number that changes (Hour)" in printed
-
-
-def test_a_server_without_text_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        SglServer, "tree", lambda *_: {"engines": [{"nodes": [node(None, None, 0.0)]}]}
-    )
-    assert cli.main(["lint-prompts", "http://127.0.0.1:8000"]) == 1
-    assert "tree_text=true" in capsys.readouterr().err
-
-
-def test_output_that_is_no_longer_read_ends_the_command_quietly(faulty_log: Path) -> None:
-    command = [sys.executable, "-m", "sgl_vllm.commands.cli", "lint-prompts", str(faulty_log)]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 141

@@ -122,25 +122,8 @@ def test_programs_and_what_is_computed_again_have_a_line_each(servers, run, monk
     assert math.isclose(rates["evicted"], 3 * rates["component"])
 
 
-def test_without_programs_and_recomputed_tokens_there_is_no_line(servers, run):
-    servers.stats["a:1"] = httpx.Response(200, json={**STATS, "programs": {"running": 0}})
-    _, out = run("a:1", "--once")
-    assert "programs" not in out and "recomputed" not in out
-
-
 def test_the_causes_that_are_shown_are_causes():
     assert set(top.RECOMPUTED) < set(CAUSES)
-
-
-def test_json_has_the_same_figures(servers, run):
-    servers.stats["a:1"] = httpx.Response(200, json=STATS)
-    status, out = run("a:1", "--once", "--json")
-    (row,) = json.loads(out)
-    assert status == 0
-    assert row["url"] == "http://a:1" and row["plugin"] is True
-    assert math.isclose(row["prompt_tokens_per_s"] / row["output_tokens_per_s"], 10)
-    assert (row["hit_rate"], row["hit_rate_since_start"]) == (0.9, 0.95)
-    assert row["parts_off"] == {"jump_forward": "by option"}
 
 
 def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):
@@ -188,13 +171,6 @@ def test_rates_are_those_of_the_interval():
 def test_a_new_or_restarted_server_has_no_rates_yet(earlier):
     row = compare(earlier, sample(12, generation_tokens=10))
     assert row.answers and row.output_tokens_per_s is None
-
-
-def test_without_prompts_there_is_no_hit_rate():
-    before = sample(10, prefix_cache_hits=5, prefix_cache_queries=9)
-    after = sample(12, prefix_cache_hits=5, prefix_cache_queries=9)
-    assert compare(before, after).hit_rate is None
-    assert compare(before, after).hit_rate_since_start == 5 / 9
 
 
 def test_a_server_cannot_control_the_terminal(capsys):

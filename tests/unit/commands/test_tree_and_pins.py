@@ -125,14 +125,6 @@ def test_windows_and_states_are_said_of_each_prefix(sgl_vllm, fields, words) -> 
     assert out.splitlines()[-1].rstrip() == f"└── {fields['num_tokens']:,} tokens  1 s  {words}"
 
 
-def test_json_has_what_windows_and_states_keep(sgl_vllm) -> None:
-    fields = keeps(99, [[0, 30]], states=[20, 99], hit_ends=[[20, 20]])
-    engine = FakeEngine(tree=tree_answer([node(None, **fields)]))
-    _, out, _ = sgl_vllm("tree", URL, "--json", engines=[engine])
-    (answer,) = json.loads(out)["engines"][0]["nodes"]
-    assert answer.items() >= fields.items()
-
-
 def test_the_bar_is_proportional_and_shows_every_share(sgl_vllm) -> None:
     nodes = [node(None, 16, num_blocks=1, num_locked_blocks=1), node(None, 16, num_blocks=499)]
     engine = FakeEngine(tree=tree_answer(nodes, free_blocks=500, total_blocks=1000))
@@ -157,13 +149,6 @@ def test_many_prefixes_are_counted_and_deep_ones_are_no_problem(sgl_vllm) -> Non
     assert status == 0
 
 
-def test_adapters_have_namespaces(sgl_vllm) -> None:
-    nodes = [node(None, 10), node(None, 20, namespace=1), node(1, 5, namespace=1)]
-    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(nodes))])
-    assert "├── namespace 1: 20 tokens" in out
-    assert "│   └── 5 tokens" in out
-
-
 def test_every_engine_is_shown_and_a_missing_tree_is_explained(sgl_vllm) -> None:
     off = FakeEngine(stats=EngineStats(parts={"radix": "by option"}))
     on = FakeEngine(tree=tree_answer([node(None, 10)]), stats=EngineStats(parts={"radix": "on"}))
@@ -172,16 +157,6 @@ def test_every_engine_is_shown_and_a_missing_tree_is_explained(sgl_vllm) -> None
     assert out.startswith("Engine 0\n10 tokens") and "Engine 1\nThe part radix is off" in out
     status, out, _ = sgl_vllm("tree", URL, engines=[off])
     assert (status, out) == (1, "The part radix is off: by option\n")
-
-
-def test_an_empty_cache_and_missing_fields_are_no_problem(sgl_vllm) -> None:
-    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer([]))])
-    assert "Nothing is cached yet." in out
-    bare = {"parent": None, "namespace": 0, "num_tokens": 7, "num_blocks": 1}
-    tree = {"num_tokens": 7, "num_blocks": 1, "num_nodes": 1, "nodes": [bare]}
-    status, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree)])
-    assert status == 0
-    assert "cached 1  (blocks)" in out and "└── 7 tokens" in out
 
 
 def test_json_is_the_servers_answer_with_at_most_max_nodes(sgl_vllm) -> None:

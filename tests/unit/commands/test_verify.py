@@ -37,14 +37,3 @@ def test_an_engine_that_dies_is_reported(folder, capsys, monkeypatch):
     assert report["error"] == "MemoryError: no GPU memory"
     shown = capsys.readouterr().out
     assert shown.startswith("sgl-vllm self-check: did not finish") and "DISAGREES" not in shown
-
-
-@pytest.mark.parametrize("rounds", ["0", "-1", "two"])
-def test_rounds_are_at_least_one(folder, capsys, rounds):
-    assert main(["verify", "--rounds", rounds, "m"]) == 2
-    assert "Invalid value for '--rounds'" in capsys.readouterr().err
-
-
-def test_the_usage_says_that_flags_follow_the_model(capsys):
-    assert main(["verify", "--help"]) == 0
-    assert "MODEL [FLAGS ...]" in capsys.readouterr().out

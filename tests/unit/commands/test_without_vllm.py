@@ -61,11 +61,6 @@ def test_what_needs_vllm_says_so_in_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_doctor_says_it_in_json_too(tmp_path: Path) -> None:
-    ((status, printed, _),) = answers([["doctor", "MODEL", "--json"]], tmp_path)
-    assert status == 2 and json.loads(printed) == {"error": REMEDY}
-
-
 def test_what_needs_no_vllm_works(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text("\n".join(lines(log(FAULTS))))
     works = {

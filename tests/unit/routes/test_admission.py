@@ -94,16 +94,6 @@ def test_parameters_are_refused_before_vllm_tokenizes_bad_words() -> None:
 # -- names that engines keep
 
 
-def test_names_are_as_long_as_engines_keep_them() -> None:
-    check_request(
-        engine_request(
-            request_id="x" * 512,
-            cache_salt="x" * 128,
-            lora_request=LoRARequest("x" * 512, 1, "/" + "x" * 4095),
-        )
-    )
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -135,19 +125,6 @@ def test_scores_from_no_index_of_the_prompt_are_refused(value: Any) -> None:
         "sgl_score_from must be an index from 1 to the length of the prompt (100), in a request "
         "with prompt_logprobs"
     )
-
-
-def test_scores_need_prompt_logprobs() -> None:
-    assert "with prompt_logprobs" in refusal(
-        engine_request(params(extra_args={"sgl_score_from": 3}))
-    )
-
-
-def test_scores_from_any_index_of_the_prompt_are_asked_for() -> None:
-    for value in (1, 100):
-        check_request(
-            engine_request(params(prompt_logprobs=0, extra_args={"sgl_score_from": value}))
-        )
 
 
 def test_the_rows_of_embeddings_are_the_prompt() -> None:

@@ -67,21 +67,6 @@ def test_an_unexpected_error_is_one_lines():
     assert lines[1]["body"]["error"]["type"] == "InternalServerError"
 
 
-def test_an_app_says_itself_what_it_answers_to_an_exception():
-    client = connect(Serving(bad=raising(LookupError("gone"))))
-
-    assert isinstance(client.app, FastAPI)
-
-    @client.app.exception_handler(LookupError)
-    def gone(request: Any, error: Exception) -> Any:
-        from fastapi.responses import JSONResponse
-
-        return JSONResponse({"gone": request.url.path}, 410)
-
-    (line,) = run(client, item("bad")).values()
-    assert (line["status"], line["body"]) == (410, {"gone": "/v1/completions"})
-
-
 def test_a_request_that_is_cancelled_by_somebody_else_has_its_line():
     serving = Serving(bad=raising(asyncio.CancelledError()))
     lines = run(connect(serving), item("bad"), item("good"))
@@ -173,14 +158,6 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_lines():
         assert app.state.sgl_vllm_running == {}
 
     asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def test_ids_are_forgotten_with_their_batch():
-    client = connect(Serving(bad=raising(KeyError("x"))))
-    run(client, item("a", id="a"), item("bad", id="b"))
-    assert isinstance(client.app, FastAPI)
-    assert client.app.state.sgl_vllm_running == {}
-    assert client.post("/v1/sgl/batch/abort", json={"ids": ["a", "b"]}).json() == {"aborted": 0}
 
 
 def test_an_abort_stops_every_request_of_that_name():

@@ -45,17 +45,6 @@ def test_calls_that_arrive_during_a_run_share_the_next_one() -> None:
     assert num_runs == 2
 
 
-def test_different_keys_run_side_by_side() -> None:
-    async def run() -> None:
-        shared, slow = Coalescer[int](), Slow()
-        calls = [asyncio.create_task(shared.call(key, slow)) for key in "ab"]
-        await until(lambda: slow.begun == 2)
-        slow.go.set()
-        await asyncio.gather(*calls)
-
-    asyncio.run(run())
-
-
 def test_a_caller_that_leaves_takes_no_answer_from_the_others() -> None:
     async def run() -> int:
         shared, slow = Coalescer[int](), Slow()
@@ -80,19 +69,6 @@ def test_all_who_share_a_run_get_its_exception_and_the_next_call_runs_again() ->
         return [*map(repr, failed), await shared.call("key", slow)]
 
     assert asyncio.run(run()) == [repr(ValueError("no answer"))] * 3 + [1]
-
-
-def test_nothing_is_kept_when_no_call_runs() -> None:
-    async def run() -> Coalescer[int]:
-        shared, slow = Coalescer[int](), Slow()
-        slow.go.set()
-        for key in range(100):
-            await shared.call(key, slow)
-        return shared
-
-    shared = asyncio.run(run())
-    assert not shared._running
-    assert not shared._next
 
 
 def test_runs_of_all_keys_take_turns_and_rest() -> None:

@@ -46,14 +46,6 @@ def test_a_call_ends_after_a_time(monkeypatch) -> None:
     assert refused.value.status_code == 503
 
 
-def test_an_error_of_the_engine_is_not_hidden() -> None:
-    def fail() -> None:
-        raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        asyncio.run(engines.engine_stats(FakeClient(FakeEngine(stats=fail))))
-
-
 # -- requests
 
 
@@ -91,14 +83,3 @@ def test_requests_end_when_the_engines_are_shut_down() -> None:
             await asyncio.wait_for(late.get(), 5)
 
     asyncio.run(serve())
-
-
-def test_a_client_can_be_shut_down_after_its_loop_has_ended() -> None:
-    client = StoppableClient()
-
-    async def serve() -> None:
-        engines.end_requests_at_shutdown(client)
-
-    asyncio.run(serve())
-    client.shutdown()
-    assert client.num_shutdowns == 1

@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.stats import IterationStats, PrefillStats
 
-from sgl_vllm.config import CONFIG_KEY, OptionError, Options
+from sgl_vllm.config import CONFIG_KEY
 from sgl_vllm.routes import SglEndpointPlugin
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
@@ -173,22 +173,10 @@ def test_a_header_names_the_tenant() -> None:
     assert a == again != b
 
 
-def test_by_default_a_salt_is_the_clients_own() -> None:
-    assert salts("none", bearer("a"), own="mine") == ["mine"]
-    assert salts("none", bearer("a")) == [None]
-
-
 def test_a_clients_own_salt_divides_its_tenant_and_reaches_no_other() -> None:
     (other,) = salts("header:X-Tenant", {"x-tenant": "a"})
     mine, without = salts("header:X-Tenant", {"x-tenant": "a"}, {}, own=other)
     assert len({mine, without, other}) == 3
-
-
-def test_the_engines_get_the_tenants_salt() -> None:
-    tenants = TenantSource("api_key")
-    answering = processor(tenants)
-    answering.add_request(mine := request(salt="own"), None)
-    assert mine.cache_salt == tenants.salt("own") != "own"
 
 
 def test_a_pin_is_for_the_requests_of_its_tenant() -> None:
@@ -200,17 +188,6 @@ def test_a_pin_is_for_the_requests_of_its_tenant() -> None:
         client.post("/v1/sgl/pin", json={"prompt": "Once"}, headers={"X-Tenant": name})
     first, second = (asked["cache_salt"] for _, asked in engine.asked if asked)
     assert first != second and tenants.salt(None) is None
-
-
-@pytest.mark.parametrize("value", ["key", "header:", "header: X", 5, True])
-def test_an_unknown_source_of_tenants_is_refused(value) -> None:
-    with pytest.raises(OptionError, match="none, api_key or header:NAME"):
-        Options(tenant_from=value)
-
-
-def test_sources_of_tenants() -> None:
-    for value in ("none", "api_key", "header:X-Tenant-Id"):
-        assert Options(tenant_from=value).tenant_from == value
 
 
 def test_marks_without_a_wish_to_reuse_are_for_routers() -> None:

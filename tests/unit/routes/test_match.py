@@ -94,13 +94,6 @@ def test_engines_without_a_tree_are_left_out_and_with_none_there_is_a_reason() -
     assert "radix" in answer.json()["detail"]
 
 
-def test_only_the_salt_of_a_prefix_finds_it() -> None:
-    client = connect(CachingEngine("abcd", salt="mine"))
-    for salt, length in (("mine", 4), ("other", 0), (None, 0)):
-        body = {"candidates": ["abcd"], "cache_salt": salt}
-        assert match(client, body)["cached_tokens"] == [length]
-
-
 def test_the_tenant_decides_the_salt() -> None:
     """The engine is asked with a salt that no client can send itself."""
     engine = FakeEngine(match=[0])
@@ -109,14 +102,6 @@ def test_the_tenant_decides_the_salt() -> None:
         match(client, {"candidates": ["abcd"], "cache_salt": "s"}, **{"X-Tenant": tenant})
     salts = [arguments["cache_salt"] for _, arguments in engine.asked if arguments]
     assert len({*salts, "s"}) == 3
-
-
-def test_an_adapter_has_its_own_prefixes() -> None:
-    engine = FakeEngine(match=[0])
-    match(connect(engine), {"candidates": ["abcd"], "model": "french"})
-    ((_, arguments),) = engine.asked
-    assert arguments is not None
-    assert (arguments["lora_name"], arguments["lora_path"]) == ("french", "/nowhere")
 
 
 @pytest.mark.parametrize(

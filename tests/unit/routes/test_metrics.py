@@ -18,12 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm import envs
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
-from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes import metrics
 from sgl_vllm.routes.metrics import SglCollector
 from sgl_vllm.scheduler.queue import OrderCounters
-from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters, merge_stats
+from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from tests.fake_engines import FakeEngine, fake_server
 
 STATS = EngineStats(
@@ -67,39 +66,11 @@ def test_hits_are_labeled_by_tier_times_come_with_their_counts_and_a_part_that_i
         assert found[f"sgl_vllm:{name}"] == number, name
 
 
-def test_programs_of_all_engines_are_counted_by_state_and_by_nothing_else() -> None:
-    engines = [
-        EngineStats(programs=ProgramGauges(running=2, in_tool=1)),
-        EngineStats(programs=ProgramGauges(in_tool=3, ended=1)),
-        EngineStats(),
-    ]
-    assert {
-        name: value for name, value in samples(merge_stats(engines)).items() if "program" in name
-    } == {
-        "sgl_vllm:programs{running}": 2,
-        "sgl_vllm:programs{in_tool}": 4,
-        "sgl_vllm:programs{waiting_for_person}": 0,
-        "sgl_vllm:programs{unknown}": 0,
-        "sgl_vllm:programs{ended}": 1,
-    }
-
-
 def test_what_an_engine_does_not_count_is_not_exported() -> None:
     off = EngineStats(parts={"radix": "by option"}, steps=StepCounters(forward_passes=7))
     exported = {"sgl_vllm:part_on{radix}", "sgl_vllm:forward_passes_total"}
     assert set(samples(off)) == exported
     assert samples(None) == samples(EngineStats()) == {}
-
-
-def test_a_constant_is_not_exported() -> None:
-    assert "sgl_vllm:tree_tokens" in samples(STATS)
-    assert not any("block_size" in name for name in samples(STATS))
-
-
-def test_several_engines_are_added_up_times_too() -> None:
-    found = samples(merge_stats([STATS, STATS]))
-    assert found["sgl_vllm:compile_seconds_sum"] == 1.0
-    assert found["sgl_vllm:tier_hit_tokens_total{partial_block}"] == 44
 
 
 # -- one API server of several
@@ -144,15 +115,6 @@ def test_an_api_server_tells_of_all_engines_what_they_say_at_that_moment(let_tim
 
 
 @pytest.mark.usefixtures("shared_counts")
-def test_scrapes_within_a_second_ask_the_engines_once() -> None:
-    engine = FakeEngine(stats=ran(7))
-    client = TestClient(fake_server(engine))
-    for _ in range(20):
-        assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 7}
-    assert engine.asked == [("stats", None)]
-
-
-@pytest.mark.usefixtures("shared_counts")
 def test_in_development_mode_each_scrape_asks_the_engines(monkeypatch) -> None:
     monkeypatch.setattr(envs, "VLLM_SERVER_DEV_MODE", True, raising=False)
     engine = FakeEngine(stats=ran(7))
@@ -193,12 +155,6 @@ def scrape_at_once(
             return [page.text for page in pages]
 
     return asyncio.run(scrape())
-
-
-def test_scrapes_that_arrive_together_ask_slow_engines_once() -> None:
-    """Each would ask by itself if the age counted from when it is its turn."""
-    pages = scrape_at_once(SglCollector(), answer_takes_s=0.1, num_scrapes=50, max_age_s=0.05)
-    assert all("sgl_vllm:forward_passes_total 1.0" in page for page in pages)
 
 
 class SlowPages(SglCollector):

@@ -148,16 +148,6 @@ def test_a_bad_body_is_refused_in_one_sentence_and_nothing_is_pinned(body, sente
     assert engine.asked == []
 
 
-def test_a_body_that_is_no_json_is_refused() -> None:
-    answer = connect(FakeEngine()).post("/v1/sgl/pin", content=b"{", headers=JSON)
-    assert error(answer) == (400, "the body has to be a JSON object")
-
-
-def test_an_unknown_model_is_not_pinned_for() -> None:
-    answer = connect(PinningEngine("a")).post("/v1/sgl/pin", json={"prompt": "a", "model": "no"})
-    assert error(answer) == (404, "this server has no model 'no'")
-
-
 def test_an_unpin_of_a_million_ids_asks_no_engine() -> None:
     engine = PinningEngine("a")
     pin_id = ",".join(f"{number:x}" for number in range(1_000_000))

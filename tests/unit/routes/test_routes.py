@@ -77,14 +77,6 @@ def test_every_route_with_data_needs_the_api_key(method: str, path: str) -> None
     assert allowed.status_code != 401
 
 
-def test_the_page_holds_no_data_and_needs_no_key() -> None:
-    engine = FakeEngine(tree=tree_answer([node(None, 70)]))
-    answer = connect(engine, api_key=API_KEY).get("/sgl/tree")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/html")
-    assert engine.asked == []
-
-
 def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_of_text() -> None:
     page = connect(FakeEngine()).get("/sgl/tree").text
     assert "class StatsHistory" in page
@@ -133,10 +125,6 @@ def test_the_tree_is_that_of_every_engine_in_order() -> None:
     assert client.get("/v1/sgl/tree").json() == {"engines": answers}
 
 
-def test_an_engine_without_a_tree_has_an_empty_entry() -> None:
-    assert connect(FakeEngine()).get("/v1/sgl/tree").json() == {"engines": [{}]}
-
-
 def test_the_number_of_nodes_is_the_engines_matter() -> None:
     engine = FakeEngine(tree=lambda max_nodes=1000: tree_answer([], nodes_left_out=max_nodes))
     client = connect(engine)
@@ -146,13 +134,6 @@ def test_the_number_of_nodes_is_the_engines_matter() -> None:
     for number in ("0", "-1", "many", "100001"):
         status, text = error(client.get(f"/v1/sgl/tree?max_nodes={number}"))
         assert status == 400 and text.startswith("query.max_nodes: Input should be ")
-
-
-def test_no_text_is_sent_unless_the_engine_gives_tokens() -> None:
-    nodes = [node(None, 6), node(0, 2, tokens=tokens_of("hi"))]
-    (engine,) = connect(FakeEngine(tree=tree_answer(nodes))).get("/v1/sgl/tree").json()["engines"]
-    assert "text" not in engine["nodes"][0]
-    assert engine["nodes"][1]["text"] == "hi"
 
 
 def test_long_texts_are_cut_and_the_size_is_not() -> None:
@@ -214,17 +195,6 @@ def test_stats_of_several_engines_are_added_up() -> None:
     assert merged["radix"]["tree_tokens"] == 20
     assert merged["radix"]["block_size"] == 16, "a constant is not added up"
     assert merged["schedule"] == {}, "no engine counts this part"
-
-
-def test_arguments_reach_the_control_and_a_stock_engine_answers_none() -> None:
-    class Control:
-        def tree(self, max_nodes: int = 1000) -> dict[str, int]:
-            return {"nodes_left_out": max_nodes}
-
-    engine = SimpleNamespace(scheduler=SimpleNamespace(sgl_vllm=Control()))
-    assert _engine_call(engine, "tree") == {"nodes_left_out": 1000}
-    assert _engine_call(engine, "tree", {"max_nodes": 5}) == {"nodes_left_out": 5}
-    assert _engine_call(SimpleNamespace(scheduler=SimpleNamespace()), "pins") is None
 
 
 def test_typed_answers_travel_in_built_in_types() -> None:

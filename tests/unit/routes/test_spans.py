@@ -64,14 +64,3 @@ def test_a_span_has_its_own_requests_attributes_beside_vllms(exporter) -> None:
     assert first["gen_ai.usage.prompt_tokens"] == 3
     assert first["sgl_vllm.forced_tokens"] == 7
     assert not [name for name in second if name.startswith("sgl_vllm")]
-
-
-def test_one_that_traces_in_another_way_is_left_alone(exporter) -> None:
-    class Other(OutputProcessor):
-        pass
-
-    other = Other(None, log_stats=True, tracing_enabled=True)
-    add_to_spans(other)
-    assert type(other) is Other
-    trace_request(other, finished("a"))
-    assert len(exporter.get_finished_spans()) == 1

@@ -27,25 +27,11 @@ def place(placer, request_id, prompt, open_workers=("a", "b"), num_running=None,
     )
 
 
-def test_a_request_goes_to_the_replica_with_its_prefix(placer):
-    first = place(placer, "1", LONG)
-    placer.finished("1")
-    other = place(placer, "2", "something else " * 100)
-    assert other != first
-    placer.finished("2")
-    assert place(placer, "3", LONG + "and on") == first
-
-
 def test_a_replica_that_is_full_is_not_chosen(placer):
     first = place(placer, "1", LONG)
     placer.finished("1")
     (other,) = {"a", "b"} - {first}
     assert place(placer, "2", LONG, open_workers=[other]) == other
-
-
-def test_with_all_replicas_full_none_is_chosen_and_no_route_is_left(placer):
-    assert place(placer, "1", LONG, open_workers=[]) is None
-    assert all(placer.router.load(worker).num_running == 0 for worker in "ab")
 
 
 def test_requests_of_other_routers_are_load(placer):
@@ -78,12 +64,6 @@ def test_a_removed_replicas_routes_are_dropped(placer):
     placer.finished("1")  # ignored
     placer.router.set_workers({other: False, first: False})
     assert placer.router.load(first).num_running == 0
-
-
-def test_tenants_share_no_prefix(placer):
-    place(placer, "1", LONG, cache_salt="one")
-    cached = placer.router.cached_tokens(LONG.encode())
-    assert set(cached.values()) == {0}
 
 
 def test_a_replica_starts_anew_when_its_events_are_followed(placer):

@@ -43,20 +43,6 @@ def test_different_messages_are_different_texts(one, other):
     assert (texts[0] == texts[1]) == (one == other)
 
 
-def test_tools_come_first_as_in_chat_templates():
-    said = [{"role": "user", "content": "hello"}]
-    with_tools = chat_text(said, tools=[{"type": "function", "function": {"name": "search"}}])
-    assert "search" in with_tools and with_tools.endswith(chat_text(said))
-
-
-def test_different_images_are_different_texts():
-    def text(url):
-        part = {"type": "image_url", "image_url": {"url": url}}
-        return chat_text([{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}])
-
-    assert text("a.png") != text("b.png")
-
-
 def test_a_completion_is_its_prompt():
     assert read({"prompt": "Once upon"}).prompt == b"Once upon"
     assert read({"prompt": ["Once upon", "another"]}).prompt == b"Once upon"
@@ -86,19 +72,11 @@ def test_objects_are_read_as_bodies_are():
     assert read(body).group == read({"prompt": "x", "vllm_xargs": {"sgl_program": "p"}}).group
 
 
-def test_an_adapter_is_a_namespace():
-    assert read({"prompt": "x"}, lora="sql").namespace == CacheNamespace("sql", None)
-
-
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_the_output_limit_is_read(name):
     assert read({"prompt": "x", name: 7}).max_output_tokens == 7
     assert read({"prompt": "x", name: "seven"}).max_output_tokens is None
     assert read({"prompt": "x"}).max_output_tokens is None
-
-
-def test_an_invalid_hint_is_ignored():
-    assert read({"prompt": "x", "vllm_xargs": {"sgl_fork_group": [1]}}).group is None
 
 
 def test_a_lone_surrogate_is_text_too():

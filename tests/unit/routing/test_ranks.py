@@ -49,15 +49,6 @@ def serve(router, request_id, token_ids, **fields):
     return rank
 
 
-def test_a_conversation_stays_at_its_rank():
-    router = RankRouter(client())
-    first = serve(router, "a", [*range(300)])
-    other = serve(router, "b", [*range(5000, 5300)])
-    assert {first, other} == {0, 1}
-    assert serve(router, "a2", [*range(320)]) == first
-    assert serve(router, "b2", [*range(5000, 5400)]) == other
-
-
 def test_unfinished_requests_are_load_and_a_shared_prefix_spreads_when_it_pays():
     router = RankRouter(client())
     home = serve(router, "first", SYSTEM)
@@ -84,12 +75,6 @@ def test_vllm_places_requests_with_a_rank_or_without_tokens(fields):
     for name, value in fields.items():
         setattr(asked, name, value)
     assert RankRouter(client()).choose(asked) is None
-
-
-def test_a_continued_session_is_left_to_vllm():
-    plain = client()
-    plain.reqs_in_flight["a"] = 0
-    assert RankRouter(plain).choose(request("a", SYSTEM)) is None
 
 
 @pytest.mark.parametrize(

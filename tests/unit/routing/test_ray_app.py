@@ -33,16 +33,6 @@ def test_what_the_file_says_stays():
     assert ray_app.with_defaults(theirs) == theirs
 
 
-def test_the_arguments_themselves_are_left_alone():
-    arguments = of_one()
-    ray_app.with_defaults(arguments)
-    assert arguments == of_one()
-
-
-def test_one_ingress_unless_more_are_asked_for():
-    assert ray_app.with_defaults(of_one())["ingress_deployment_config"] == {"num_replicas": 1}
-
-
 def test_a_model_may_be_in_a_file_of_its_own(tmp_path):
     (tmp_path / "model.yaml").write_text("model_loading_config: {model_id: demo}")
     filled = ray_app.with_defaults({"llm_configs": [str(tmp_path / "model.yaml")]})

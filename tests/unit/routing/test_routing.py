@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +93,6 @@ def test_a_hot_prefix_spreads_when_its_worker_is_loaded():
     assert computed <= 2 * 4000 + 40 * 80 + 64
 
 
-def test_a_request_without_a_cached_prefix_goes_where_the_least_waits():
-    router = router_of("a", "b")
-    first = router.choose(tokens(4000))
-    second = router.choose(tokens(100, 1))
-    assert second.worker != first.worker
-    assert router.choose(tokens(100, 2)).worker == second.worker
-
-
 def test_given_loads_replace_those_of_the_routers_own_routes():
     router = router_of("a", "b")
     home = serve(router, tokens(1000))
@@ -150,11 +141,6 @@ def test_text_is_matched_as_tokens_are():
     assert router.cached_tokens(prompt)[home] == len(prompt) // 64 * 16
 
 
-def test_without_a_worker_there_is_a_clear_error():
-    with pytest.raises(LookupError, match="add_worker"):
-        PrefixRouter().choose(tokens(10))
-
-
 # -- workers come and go
 
 
@@ -192,14 +178,6 @@ def test_guessed_prefixes_expire():
     assert router.cached_tokens(tokens(400)) == {"a": 0}
 
 
-def test_a_guessed_cache_is_bounded_and_evicts_the_oldest_first():
-    router = router_of("a", capacity_tokens=1024)
-    for seed in range(3):
-        serve(router, tokens(400, seed))
-    known = [router.cached_tokens(tokens(400, seed))["a"] for seed in range(3)]
-    assert known == [0, 399, 399]
-
-
 # -- caches known from KV events
 
 
@@ -211,18 +189,6 @@ def router_with_events() -> PrefixRouter:
 
 def stored(text: np.ndarray, names: str, parent: str | None = None, **more: Any) -> BlockStored:
     return BlockStored(list(names), parent, text.tolist(), **more)
-
-
-def test_after_a_gap_in_the_numbers_the_cache_starts_empty_with_a_warning(caplog):
-    router, text = router_with_events(), tokens(4 * BLOCK)
-    assert router.apply_events("a", [stored(text[: 2 * BLOCK], "ab")], 0)
-    with caplog.at_level(logging.WARNING):
-        assert not router.apply_events("a", [stored(text[2 * BLOCK :], "cd", "b")], 2)
-    assert "1 to 1 of worker 'a' are missing" in caplog.text
-    assert router.cached_tokens(text) == {"a": 0}
-    assert router.num_gaps == 1
-    assert router.apply_events("a", [stored(text[: 2 * BLOCK], "ab")], 3)
-    assert router.cached_tokens(text) == {"a": 2 * BLOCK}
 
 
 def test_after_a_gap_batches_can_be_replayed():
@@ -286,11 +252,6 @@ def test_of_several_groups_the_first_of_full_attention_counts():
     assert router.cached_tokens(text) == {"a": 2 * BLOCK}
     router.apply_events("a", [BlockRemoved(["b"], group_idx=1)], 4)
     assert router.cached_tokens(text) == {"a": BLOCK}
-
-
-def test_larger_blocks_are_refused_with_the_setting_to_change():
-    with pytest.raises(ValueError, match="block_size=32"):
-        router_with_events().apply_events("a", [stored(tokens(32), "a", block_size=32)])
 
 
 def test_a_sent_prompt_counts_as_cached_until_its_event_is_due():

@@ -43,22 +43,11 @@ def test_what_is_forced(begun, forced):
     assert LANGUAGE.forced(begun) == forced
 
 
-def test_legal_tokens_lead_to_a_text():
-    pieces = {VOCABULARY[token] for token in TABLE.legal(LANGUAGE, b"a ")}
-    assert pieces == {b"r", b"re", b"rose", b"bl"}
-    assert TABLE.legal(LANGUAGE, b"q") == set()
-
-
 def tokens(*pieces: bytes) -> list[int]:
     return [VOCABULARY.index(piece) for piece in pieces]
 
 
 GOOD = tokens(b"a ", b"re", b"d", b" x", b"{}", b"")
-
-
-def test_a_text_of_the_format():
-    assert TABLE.why_not_in(LANGUAGE, GOOD) is None
-    assert "does not fit" in (TABLE.why_not_in(LANGUAGE, GOOD[:3]) or "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -113,30 +112,9 @@ def test_a_process_that_is_asked_to_stop_leaves_none_and_stops_as_it_would(tmp_p
         signal.signal(number, usual)
 
 
-def test_it_is_also_held_outside_the_main_thread(tmp_path):
-    names: list[list[Path]] = []
-
-    def hold() -> None:
-        with Marker(tmp_path, FACTS).held():
-            names.append(list(tmp_path.iterdir()))
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    thread.join()
-    assert len(names[0]) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_where_it_is(monkeypatch):
     monkeypatch.setenv("SGL_VLLM_CACHE", "/somewhere")
     assert default_folder() == Path("/somewhere/self_check")
     monkeypatch.delenv("SGL_VLLM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert default_folder() == Path("/cache/sgl_vllm/self_check")
-
-
-def test_a_user_without_a_home_has_a_folder(monkeypatch):
-    for name in ("SGL_VLLM_CACHE", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert default_folder().parts[-2:] == ("sgl_vllm", "self_check")

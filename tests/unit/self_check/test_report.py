@@ -16,12 +16,6 @@ def test_it_says_what_differed():
     assert "select: DISAGREES (request 0: token 0 is 1, not 2;" in text
 
 
-def test_a_report_agrees_if_every_part_does_and_the_check_came_to_its_end():
-    assert CheckReport(parts=[GOOD]).agrees
-    assert not CheckReport(parts=[GOOD, BAD]).agrees
-    assert not CheckReport(parts=[GOOD], error="KeyError").agrees
-
-
 def test_a_check_of_nothing_does_not_agree():
     report = CheckReport(states={"radix": "by option"})
     assert not report.agrees

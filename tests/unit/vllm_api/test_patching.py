@@ -85,41 +85,9 @@ def test_a_live_object_is_changed_alone():
     assert is_wrapped(one, "method") and not is_wrapped(other, "method")
 
 
-def test_wrapping_twice_with_one_wrapper_wraps_once(fresh: type[Stock]):
-    def twice(original, self, number):
-        return 2 * original(self, number)
-
-    wrap(fresh, "method")(twice)
-    wrap(fresh, "method")(twice)
-    assert fresh().method(1) == 4
-
-
-async def _answer(stock: Stock) -> int:
-    return await stock.later(1)
-
-
-def test_a_coroutine_function_can_still_be_awaited(fresh: type[Stock]):
-    import asyncio
-
-    @wrap(fresh, "later")
-    async def twice(original, self, number):
-        return 2 * await original(self, number)
-
-    assert asyncio.run(_answer(fresh())) == 2
-
-
 def test_what_is_not_there_cannot_be_wrapped():
     with pytest.raises(AttributeError):
         wrap(Stock, "missing")(lambda original: None)
-
-
-def test_an_added_method_is_added_once(fresh: type[Stock]):
-    def double(self, number):
-        return 2 * self.method(number)
-
-    add_method(fresh, "double", double)
-    add_method(fresh, "double", double)
-    assert fresh().double(1) == 4  # type: ignore[attr-defined]
 
 
 def test_an_added_method_replaces_nothing(fresh: type[Stock]):

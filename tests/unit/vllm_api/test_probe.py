@@ -78,12 +78,6 @@ def test_what_a_part_lacks_is_named(tmp_path: Path, edit: Edit, part: str, says:
     assert missing_in(copy_of_vllm(tmp_path, edit), part) == [says]
 
 
-def test_only_the_parts_that_need_it_are_off(tmp_path: Path):
-    edit = Edit(POOL, "def unpin_blocks(", "def release_blocks(")
-    source = copy_of_vllm(tmp_path, edit)
-    assert [part for part in PARTS if missing_in(source, part)] == ["radix"]
-
-
 def test_what_a_later_version_adds_is_not_missed_in_an_earlier_one(tmp_path: Path):
     """`max_cache_hit_length` came with 0.33: there it has to be, before that it need not."""
     edit = Edit("_version.py", "__version__ = version = '0.32.0'", "__version__ = '0.33.0'")
