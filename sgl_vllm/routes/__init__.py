@@ -20,11 +20,11 @@ like vLLM's own.
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 from typing import Any  # Any: JSON
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.routing import APIRouter
 from starlette.datastructures import State
 from vllm import envs
 from vllm.logger import init_logger
@@ -33,9 +33,9 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.routes import match, pins, tree, why
+from sgl_vllm.routes import match, pins, tree, why  # noqa: F401
 from sgl_vllm.routes.admission import refuse_echo_of_scored
-from sgl_vllm.routes.bodies import JSON_ONLY, OneSentence
+from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
@@ -46,8 +46,6 @@ from sgl_vllm.scheduler.stats import EngineStats
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 logger = init_logger("vllm.sgl_vllm.server")
-
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 
 @router.get("/stats")
@@ -80,20 +78,17 @@ class SglEndpointPlugin:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        app.include_router(router)
-        app.include_router(tree.router)
-        app.include_router(why.router)
-        match.attach(app)
-        pins.attach(app)
         try:
-            from sgl_vllm.routes import batch, score
+            from sgl_vllm.routes import batch, score  # noqa: F401
         except ImportError as error:  # these use more of vLLM's internals than other routes do
             logger.warning(
                 "no /v1/sgl/batch and /v1/sgl/score on this vLLM (%s): programs do without", error
             )
-        else:
-            batch.attach(app)
-            app.include_router(score.router)
+        app.state.sgl_vllm_matching = asyncio.Semaphore(match.MAX_TOKENIZING)
+        app.state.sgl_vllm_pinning = asyncio.Semaphore(pins.MAX_COMPUTING)
+        app.state.sgl_vllm_running = {}  # requests of batches, by id
+        app.include_router(router)
+        app.get("/sgl/tree", include_in_schema=False)(tree.tree_page)
         app.add_middleware(BodyLimitMiddleware)
         app.add_middleware(TenantMiddleware)
         app.add_middleware(ToolCallMiddleware)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar  # Any: the JSON of a request
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
@@ -33,11 +33,9 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.logger import init_logger
 
-from sgl_vllm.routes.bodies import JSON_ONLY, OneSentence, json_object
+from sgl_vllm.routes.bodies import JSON_ONLY, json_object, router
 
 logger = init_logger("vllm.sgl_vllm.batch")
-
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 MAX_REQUESTS = 1024
 """In one batch."""
@@ -83,12 +81,6 @@ class Running:
 RunningById = dict[str, list[Running]]
 """What can be aborted in this API process. A list, as a client that sends a batch again may do so
 before the end of the first is noticed."""
-
-
-def attach(app: FastAPI) -> None:
-    """Add the routes, and what they share, to vLLM's app."""
-    app.state.sgl_vllm_running = RunningById()
-    app.include_router(router)
 
 
 @router.post("/batch", dependencies=JSON_ONLY)

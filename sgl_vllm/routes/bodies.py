@@ -7,11 +7,12 @@ error is a 400 with one sentence. Does not own what a body means, which each rou
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request; an error of pydantic's
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIRouter
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -25,6 +26,7 @@ from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
 
 from sgl_vllm.protocol.quoting import quoted
+from sgl_vllm.routes.tenants import tenants_of
 from sgl_vllm.spelling import did_you_mean
 
 JSON_ONLY = [Depends(validate_json_request)]
@@ -48,6 +50,10 @@ class OneSentence(APIRoute):
                 raise HTTPException(400, _sentence_of(error.errors()[0])) from None
 
         return handle
+
+
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
+"""The modules of this package add their routes to it."""
 
 
 def _sentence_of(error: Any) -> str:
@@ -146,20 +152,6 @@ def has_media(prompt: dict[str, Any]) -> bool:
     return any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts)
 
 
-def lora_of(models: Any, name: str | None) -> LoRARequest | None:
-    """The adapter that `name` stands for, of vLLM's served `models`; None for the base model.
-
-    Raises:
-        HTTPException: 404 for a name that the server does not know.
-    """
-    if name is None or models.is_base_model(name):
-        return None
-    if name not in models.lora_requests:
-        raise HTTPException(404, f"this server has no model {quoted(name)}")
-    lora: LoRARequest = models.lora_requests[name]
-    return lora
-
-
 def optional_text(body: dict[str, Any], name: str) -> str | None:
     """The text at `name` of a body, None if there is none.
 
@@ -189,6 +181,53 @@ def check_salt(salt: str | None) -> None:
         validate_cache_salt(salt)
     except VLLMValidationError as error:
         raise HTTPException(400, str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What prompts begin with: a `prompt` (text or token ids), the `messages` of a chat, or, where
+    a route takes that, neither. `cache_salt` and `model` are those of the requests."""
+
+    prompt: str | list[int] | None
+    messages: list[dict[str, Any]] | None
+    cache_salt: str | None
+    model: str | None
+
+    @classmethod
+    def read(cls, body: dict[str, Any], *further_keys: str) -> Prefix:
+        """Raises HTTPException 400 with one sentence about what is wrong."""
+        check_keys(body, {"prompt", "messages", "cache_salt", "model", *further_keys})
+        prompt, messages = body.get("prompt"), body.get("messages")
+        if prompt is not None and messages is not None:
+            raise HTTPException(400, "give either a prompt or messages, not both")
+        if prompt is not None and not is_prompt(prompt):
+            raise HTTPException(
+                400, "prompt has to be a text or a list of token ids, and not empty"
+            )
+        if messages is not None and not is_text_chat(messages):
+            raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
+        return cls(prompt, messages, salt_of(body), optional_text(body, "model"))
+
+    def lora(self, request: Request) -> LoRARequest | None:
+        """The adapter that `model` stands for; None for the base model. HTTPException 404 for a
+        name that the server does not know."""
+        models = request.app.state.openai_serving_models
+        if self.model is None or models.is_base_model(self.model):
+            return None
+        if self.model not in models.lora_requests:
+            raise HTTPException(404, f"this server has no model {quoted(self.model)}")
+        lora: LoRARequest = models.lora_requests[self.model]
+        return lora
+
+    def namespace(self, request: Request) -> dict[str, str | None]:
+        """Arguments of `EngineControl` that say whose cached prefixes count: salt and adapter, as
+        those of a request from this client."""
+        lora = self.lora(request)
+        return {
+            "cache_salt": tenants_of(request.app).salt(self.cache_salt),
+            "lora_name": lora.lora_name if lora else None,
+            "lora_path": lora.lora_path if lora else None,
+        }
 
 
 class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):

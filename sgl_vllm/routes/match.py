@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi import HTTPException, Request
 from pydantic import ValidationError
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,23 +26,16 @@ from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
-    OneSentence,
-    check_keys,
+    Prefix,
     is_prompt,
-    is_text_chat,
     is_unicode,
     json_object,
-    lora_of,
     one_line,
-    optional_text,
-    salt_of,
+    router,
     tokenized,
     unreadable,
 )
 from sgl_vllm.routes.engines import ask_engines
-from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
-
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 MAX_CANDIDATES = 256
 """In one call."""
@@ -57,30 +49,9 @@ MAX_TOKENS = 1 << 20
 MAX_TOKENIZING = 1
 """Calls whose texts are tokenized at a time. Other clients' prompts wait for the same tokenizer."""
 
+Candidates = list[str] | list[list[int]]
+
 RADIX_OFF = "the part `radix` is off in this server, and only its tree can match: see /v1/sgl/stats"
-
-_KEYS = {"prompt", "messages", "candidates", "cache_salt", "model"}
-
-
-def attach(app: FastAPI) -> None:
-    """Add the route."""
-    app.state.sgl_vllm_matching = asyncio.Semaphore(MAX_TOKENIZING)
-    app.include_router(router)
-
-
-@dataclass(frozen=True, slots=True)
-class MatchBody:
-    """Prefixes to look up: each of `candidates`, or a shared beginning and one of them after it.
-
-    The beginning is `prompt`, of the same kind as the candidates (text or token ids), or
-    `messages`, whose last one the candidates continue. With neither, candidates are whole prompts.
-    """
-
-    candidates: list[str] | list[list[int]]
-    prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
-    cache_salt: str | None = None
-    model: str | None = None
 
 
 @router.post("/match", dependencies=JSON_ONLY)
@@ -91,18 +62,13 @@ async def match(request: Request) -> dict[str, list[int]]:
     a body that cannot be read or is too large, 404 for an unknown model, 409 if no engine has a
     radix tree.
     """
-    body = parse_match(await json_object(request))
+    body = await json_object(request)
+    head = Prefix.read(body, "candidates")
+    candidates = parse_candidates(body.get("candidates"), head)
     client: AsyncLLM = request.app.state.engine_client
-    lora = lora_of(request.app.state.openai_serving_models, body.model)
-    prefix, packed = await _packed(request, body)
-    tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
-    arguments = {
-        "candidates": packed,
-        "prefix": prefix,
-        "cache_salt": tenants.salt(body.cache_salt),  # as of a request with this prefix
-        "lora_name": lora.lora_name if lora else None,
-        "lora_path": lora.lora_path if lora else None,
-    }
+    namespace = head.namespace(request)
+    prefix, packed = await _packed(request, head, candidates)
+    arguments = {"candidates": packed, "prefix": prefix, **namespace}
     answers = await ask_engines(client, list[int], "match", arguments)
     lengths = [answer for answer in answers if answer is not None]
     if not lengths:
@@ -116,20 +82,15 @@ async def match(request: Request) -> dict[str, list[int]]:
 # -- the body
 
 
-def parse_match(body: dict[str, Any]) -> MatchBody:
-    """Raises HTTPException 400 with one sentence about what is wrong."""
-    check_keys(body, _KEYS)
-    prompt, messages = body.get("prompt"), body.get("messages")
-    candidates = body.get("candidates")
-    if prompt is not None and messages is not None:
-        raise HTTPException(400, "give a prompt or messages, not both")
-    if prompt is not None and not is_prompt(prompt):
-        raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
-    if messages is not None and not (is_text_chat(messages) and _ends_in_text(messages)):
-        raise HTTPException(
-            400,
-            "messages has to be a list of messages of text, and the content of the last a text",
-        )
+def parse_candidates(candidates: Any, head: Prefix) -> Candidates:
+    """The prefixes to look up: each of `candidates`, or `head` and one of them after it. They are
+    of the kind of its prompt, or continue the last of its messages.
+
+    Raises HTTPException 400 with one sentence about what is wrong.
+    """
+    prompt, messages = head.prompt, head.messages
+    if messages is not None and not isinstance(messages[-1]["content"], str):
+        raise HTTPException(400, "messages has to end with one whose content is a text")
     if not isinstance(candidates, list) or not candidates:
         raise HTTPException(400, "candidates has to be a list, and not empty")
     if len(candidates) > MAX_CANDIDATES:
@@ -154,12 +115,7 @@ def parse_match(body: dict[str, Any]) -> MatchBody:
     limit, unit = (MAX_CHARS, "characters") if of_text else (MAX_TOKENS, "tokens")
     if size > limit:
         raise HTTPException(400, f"the candidates have {size:,} {unit}; at most {limit:,} can be")
-    cache_salt, model = salt_of(body), optional_text(body, "model")
-    return MatchBody(candidates, prompt, messages, cache_salt, model)
-
-
-def _ends_in_text(messages: list[dict[str, Any]]) -> bool:
-    return isinstance(messages[-1]["content"], str)
+    return candidates
 
 
 def _is_text(value: object, *, may_be_empty: bool) -> bool:
@@ -173,18 +129,20 @@ def _is_ids(value: object) -> bool:
 # -- tokens
 
 
-async def _packed(request: Request, body: MatchBody) -> tuple[Tokens, list[Tokens]]:
+async def _packed(
+    request: Request, head: Prefix, candidates: Candidates
+) -> tuple[Tokens, list[Tokens]]:
     """The tokens that all candidates begin with, and those of each after them. Texts have theirs as
     vLLM's `/tokenize` has them, with what is before them, so of these the first part is empty."""
-    if isinstance(body.candidates[0], list):
+    if isinstance(candidates[0], list):
         try:
-            head = pack(body.prompt) if isinstance(body.prompt, list) else b""
-            return head, [pack(one) for one in body.candidates]
+            before = pack(head.prompt) if isinstance(head.prompt, list) else b""
+            return before, [pack(one) for one in candidates]
         except OverflowError:
             raise HTTPException(400, "a token id has more than 31 bits") from None
     async with request.app.state.sgl_vllm_matching:
         try:
-            asked = [_ids(request, body, one) for one in body.candidates]
+            asked = [_ids(request, head, str(one)) for one in candidates]
             return b"", [pack(ids) for ids in await asyncio.gather(*asked)]
         except ValidationError as error:
             raise unreadable("messages", error) from None
@@ -194,17 +152,17 @@ async def _packed(request: Request, body: MatchBody) -> tuple[Tokens, list[Token
             ) from None
 
 
-async def _ids(request: Request, body: MatchBody, candidate: str) -> list[int]:
+async def _ids(request: Request, head: Prefix, candidate: str) -> list[int]:
     wanted: BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
-    if body.messages is None:
+    if head.messages is None:
         wanted = BoundedTokenizeCompletionRequest(
-            model=body.model, prompt=f"{body.prompt or ''}{candidate}"
+            model=head.model, prompt=f"{head.prompt or ''}{candidate}"
         )
     else:
-        *before, last = body.messages
+        *before, last = head.messages
         last = {**last, "content": last["content"] + candidate}
         wanted = BoundedTokenizeChatRequest(
-            model=body.model,
+            model=head.model,
             messages=[*before, last],
             add_generation_prompt=False,
             continue_final_message=True,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any  # Any: the JSON of a request
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi import HTTPException, Request
 from pydantic import ValidationError
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -25,26 +25,16 @@ from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
-    OneSentence,
-    check_keys,
-    is_prompt,
-    is_text_chat,
+    Prefix,
     is_unicode,
     json_object,
-    lora_of,
     one_line,
-    optional_text,
-    salt_of,
+    router,
     tokenized,
     unreadable,
 )
 from sgl_vllm.routes.engines import ask_engines, engine_ranks, reads
-from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer
-
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
-
-_KEYS = {"prompt", "messages", "cache_salt", "model"}
 
 ID_SEPARATOR = ","
 """Between the engines' pin ids in the one id that a client sees."""
@@ -59,31 +49,15 @@ every step with their prompts, and other clients' requests would wait for these 
 RADIX_OFF = "the part `radix` is off in this server, and only its tree can pin: see /v1/sgl/stats"
 
 
-def attach(app: FastAPI) -> None:
-    """Add the routes."""
-    app.state.sgl_vllm_pinning = asyncio.Semaphore(MAX_COMPUTING)
-    app.include_router(router)
-
-
-@dataclass(frozen=True, slots=True)
-class PinBody:
-    """What to pin: a prompt (text or token ids) or the messages that a chat begins with."""
-
-    prompt: str | list[int] | None
-    messages: list[dict[str, Any]] | None
-    cache_salt: str | None
-    model: str | None
-
-
 @router.post("/pin", dependencies=JSON_ONLY)
 async def pin(request: Request) -> dict[str, Any]:
     """Compute a prefix and one more token, and pin the prefix in every engine.
 
     400 for a body that cannot be pinned, 404 for an unknown model, 409 with the engine's reason.
     """
-    body = parse_pin(await json_object(request))
+    body = Prefix.read(await json_object(request))
     client: AsyncLLM = request.app.state.engine_client
-    lora = lora_of(request.app.state.openai_serving_models, body.model)
+    lora = body.lora(request)
     tokens = await _tokenize(request, body)
     try:
         async with request.app.state.sgl_vllm_pinning:
@@ -94,13 +68,7 @@ async def pin(request: Request) -> dict[str, Any]:
             await asyncio.gather(*computing)
     except (VLLMClientError, ValueError) as error:
         raise HTTPException(400, f"this prefix cannot be computed: {one_line(error)}") from None
-    tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
-    arguments = {
-        "token_ids": tokens,
-        "cache_salt": tenants.salt(body.cache_salt),  # as of a request with this prefix
-        "lora_name": lora.lora_name if lora else None,
-        "lora_path": lora.lora_path if lora else None,
-    }
+    arguments = {"token_ids": tokens, **body.namespace(request)}
     asked = await ask_engines(client, PinAnswer, "pin", arguments)
     answers = [answer or PinAnswer(error=RADIX_OFF) for answer in asked]
     pins = [answer.pinned for answer in answers if answer.pinned is not None]
@@ -171,28 +139,10 @@ async def compute(
         pass
 
 
-# -- the body
-
-
-def parse_pin(body: dict[str, Any]) -> PinBody:
-    """Raises HTTPException 400 with one sentence about what is wrong."""
-    check_keys(body, _KEYS)
-    prompt, messages = body.get("prompt"), body.get("messages")
-    if (prompt is None) == (messages is None):
+async def _tokenize(request: Request, body: Prefix) -> list[int]:
+    """What a request with this prompt, or a chat that goes on from it, begins with."""
+    if body.prompt is None and body.messages is None:
         raise HTTPException(400, "give either a prompt or messages")
-    if prompt is not None and not is_prompt(prompt):
-        raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
-    if messages is not None and not is_text_chat(messages):
-        raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
-    cache_salt, model = salt_of(body), optional_text(body, "model")
-    return PinBody(prompt, messages, cache_salt, model)
-
-
-async def _tokenize(request: Request, body: PinBody) -> list[int]:
-    """The token ids that a request with this prompt, or a chat that goes on from it, begins with.
-
-    Through vLLM's own `/tokenize`, so that special tokens and the chat template are the same.
-    """
     if isinstance(body.prompt, list):
         return body.prompt
     wanted: BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest

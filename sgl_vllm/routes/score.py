@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: the JSON of a request
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
@@ -33,16 +33,14 @@ from sgl_vllm.routes.bodies import (
     JSON_ONLY,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
-    OneSentence,
     check_keys,
     has_media,
     json_object,
     optional_text,
+    router,
     salt_of,
     unreadable,
 )
-
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 Json = dict[str, Any]
 

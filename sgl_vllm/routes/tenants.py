@@ -14,6 +14,7 @@ import json
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -56,12 +57,14 @@ class TenantSource:
 NO_TENANTS = TenantSource()
 
 
-class TenantMiddleware:
-    """Notes the tenant of each request, for `TenantSource.salt`.
+def tenants_of(app: FastAPI) -> TenantSource:
+    """`app.state.sgl_vllm_tenants`: vLLM reads the options after the middleware is added."""
+    source: TenantSource = getattr(app.state, "sgl_vllm_tenants", NO_TENANTS)
+    return source
 
-    The source is read from `app.state.sgl_vllm_tenants`, because vLLM reads the options after the
-    middleware is added.
-    """
+
+class TenantMiddleware:
+    """Notes the tenant of each request, for `TenantSource.salt`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -69,8 +72,8 @@ class TenantMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        source: TenantSource = getattr(scope["app"].state, "sgl_vllm_tenants", NO_TENANTS)
-        token = _tenant.set(source.tenant_of(Headers(scope=scope)))
+        tenants = tenants_of(scope["app"])
+        token = _tenant.set(tenants.tenant_of(Headers(scope=scope)))
         try:
             await self._app(scope, receive, send)
         finally:

@@ -11,18 +11,16 @@ import hashlib
 from functools import cache
 from typing import Annotated, Any  # Any: JSON
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.pages import FOLDER, rendered
-from sgl_vllm.routes.bodies import OneSentence
+from sgl_vllm.routes.bodies import router
 from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.routes.engines import ask_engines
-
-router = APIRouter(tags=["sgl-vllm"], route_class=OneSentence)
 
 SCRIPTS = (
     *("words", "history", "server", "cases", "model"),
@@ -36,7 +34,7 @@ _reads: Coalescer[bytes] = Coalescer(rest=4)
 """A snapshot stops the engine for tens of milliseconds if the cache is large, and needs no key."""
 
 
-@router.get("/v1/sgl/tree")
+@router.get("/tree")
 async def tree(
     request: Request,
     max_nodes: Annotated[int | None, Query(ge=1, le=MAX_NODES)] = None,
@@ -67,7 +65,6 @@ async def _tree(client: AsyncLLM, max_nodes: int | None, max_text_tokens: int) -
     return bytes(JSONResponse({"engines": engines}).body)
 
 
-@router.get("/sgl/tree", include_in_schema=False)
 async def tree_page() -> HTMLResponse:
     page, policy = _page()
     headers = {

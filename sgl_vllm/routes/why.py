@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any  # Any: JSON
 
-from fastapi import APIRouter, Header, HTTPException, Query, Request
+from fastapi import Header, HTTPException, Query, Request
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
-from sgl_vllm.routes.bodies import OneSentence, check_salt, is_unicode
+from sgl_vllm.routes.bodies import check_salt, is_unicode, router
 from sgl_vllm.routes.engines import ask_engines
-from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
+from sgl_vllm.routes.tenants import tenants_of
 from sgl_vllm.routes.tree import MAX_TEXT_TOKENS, add_texts
-
-router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"], route_class=OneSentence)
 
 
 @router.get("/why")
@@ -35,8 +33,7 @@ async def why(
     """
     check_salt(x_cache_salt or None)
     client: AsyncLLM = request.app.state.engine_client
-    tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
-    salt = tenants.salt(x_cache_salt or None)
+    salt = tenants_of(request.app).salt(x_cache_salt or None)
     requests: list[dict[str, Any]] = []
     if is_unicode(request_id):
         arguments = {"request_id": request_id, "cache_salt": salt}

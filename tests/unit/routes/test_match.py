@@ -123,7 +123,7 @@ def test_the_tenant_decides_the_salt() -> None:
         ({"messages": [], "candidates": ["a"]}, "messages has to be"),
         (
             {"messages": [{"role": "user", "content": []}], "candidates": ["a"]},
-            "messages has to be",
+            "messages has to end with",
         ),
         (
             {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "candidates": ["a"]},
