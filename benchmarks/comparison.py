@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.command import versions
 from benchmarks.cost_model import CostModel
+from benchmarks.engine_settings import SGL, STOCK, EngineSettings
 from benchmarks.medians import ARMS, Row, percentile, ratio
 from benchmarks.traces import Reuse, Trace
-from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 # What the table shows: the name in the JSON, the words, the format, and which way is better:
 # 1 if more is, -1 if less is, 0 if neither.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rich.table import Table
 
+from benchmarks.engine_settings import SGL, STOCK
 from sgl_vllm.server_process import Counters
-from tools.engine_harness.settings import SGL, STOCK
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from benchmarks.engine_settings import EngineSettings
 from benchmarks.medians import ARMS
 from benchmarks.simulate import silence_vllm
-from tools.engine_harness.settings import EngineSettings
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

@@ -28,10 +28,10 @@ from benchmarks import session_model, traces
 from benchmarks.command import check_folders, positive
 from benchmarks.comparison import Comparison
 from benchmarks.cost_model import CostModel
+from benchmarks.engine_settings import STOCK, EngineSettings
 from benchmarks.medians import ARMS
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
-from tools.engine_harness.settings import STOCK, EngineSettings
 
 DEFAULT_CONCURRENCY = 32
 GENERATED = (*GENERATORS, session_model.NAME)
@@ -128,9 +128,6 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    parser.add_argument(
-        "--check-kv", action="store_true", help="fail if a pass would read another token's KV"
-    )
     return parser
 
 
@@ -164,7 +161,6 @@ def main(words: Sequence[str] | None = None) -> int:
             dataclasses.replace(settings, plugin={}) if arm == STOCK else settings,
             cost,
             concurrency=concurrency,
-            check_kv=arguments.check_kv,
             sends_hints=arguments.hints is not None and arm != STOCK,
         ).run()
     comparison = Comparison(trace, reuse, settings, results)

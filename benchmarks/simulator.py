@@ -12,7 +12,6 @@ import bisect
 import heapq
 import itertools
 import math
-import random
 import sys
 import time
 from collections import deque
@@ -25,18 +24,17 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from benchmarks.comparison import Result
 from benchmarks.cost_model import Batch, CostModel
+from benchmarks.engine_settings import EngineSettings
 from benchmarks.medians import percentile
+from benchmarks.schedulers import make_block_hasher, make_scheduler, runner_output
 from benchmarks.traces import Call, Trace
 from sgl_vllm.protocol.request_keys import ENDS, PROGRAM
 from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
-from tools.engine_harness.kv_memory import KvMemory, Reader
-from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
-from tools.engine_harness.settings import EngineSettings
 
 
 class SimulationError(Exception):
@@ -97,7 +95,7 @@ def _continued(trace: Trace) -> set[tuple[int, int]]:
 
 
 @dataclass(slots=True)
-class _Served:
+class Served:
     """What happened to one call so far."""
 
     call: Call
@@ -110,7 +108,7 @@ class _Served:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """A pass that has been scheduled: when it will end and what it will sample."""
 
     scheduled: SchedulerOutput
@@ -127,9 +125,6 @@ class Simulation:
     With `sends_hints`, requests say which program they belong to, and that no later one extends
     them if that is so, besides what the trace's own hints say.
 
-    With `check_kv` every pass is checked with a `KvMemory`; with `abort_share`, in that share of
-    the passes one of the requests is aborted while the pass runs.
-
     While a pass runs, an asynchronous scheduler schedules the next:
 
         synchronous     schedule 1 | pass 1 | update 1, schedule 2 | pass 2 | update 2 …
@@ -144,9 +139,7 @@ class Simulation:
         cost: CostModel,
         *,
         concurrency: int | None = None,
-        check_kv: bool = False,
         sends_hints: bool = False,
-        abort_share: float = 0.0,
     ) -> None:
         if concurrency is None and not trace.is_timed:
             raise ValueError("without a concurrency, every program needs an arrival time")
@@ -155,15 +148,10 @@ class Simulation:
         self._clock = Clock()
         self.scheduler = make_scheduler(arm, settings)
         self._block_hasher = make_block_hasher(self.scheduler)
-        self._memory = None
-        if check_kv:
-            self._memory = KvMemory(settings.num_blocks + 1, settings.block_size)
         self._continued = _continued(trace) if sends_hints else None
-        self._abort_share = abort_share
-        self._rng = random.Random(0)
         self._depth = 2 if settings.async_scheduling else 1
         self._num_usable_blocks = settings.num_blocks
-        self._served: dict[str, _Served] = {}
+        self.served: dict[str, Served] = {}
         self._arrivals: list[tuple[float, int, int, int]] = []  # heap: when, tie, program, call
         self._ties = itertools.count()
         self._num_unfinished = [len(program.calls) for program in trace.programs]
@@ -195,14 +183,13 @@ class Simulation:
 
     def _serve(self) -> None:
         scheduler = self.scheduler
-        in_flight: deque[_Step] = deque()
+        in_flight: deque[Step] = deque()
         num_idle = 0
         while True:
             self._send_arrived()
             if scheduler.has_requests():
-                step = self._schedule()
+                step = self.schedule()
                 in_flight.append(step)
-                self._abort_some(step)
                 num_idle = 0 if step.scheduled.total_num_scheduled_tokens else num_idle + 1
                 if len(in_flight) < self._depth and (not num_idle or scheduler.has_requests()):
                     continue
@@ -218,15 +205,6 @@ class Simulation:
                     raise SimulationError("no request can be scheduled, and none will come")
                 num_idle = 0
 
-    def _abort_some(self, step: _Step) -> None:
-        if self._rng.random() >= self._abort_share:
-            return
-        alive = [i for i in self._served if i in self.scheduler.requests]
-        if alive:
-            request_id = self._rng.choice(alive)
-            self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
-            self._after_call(request_id)
-
     def _start_program(self, program: int, arrival_s: float) -> None:
         for index, call in enumerate(self._trace.programs[program].calls):
             if not call.after:
@@ -240,7 +218,7 @@ class Simulation:
             arrival_s, _, program, index = heapq.heappop(self._arrivals)
             call = self._trace.programs[program].calls[index]
             request_id = f"{program}.{index}"
-            self._served[request_id] = _Served(call, arrival_s)
+            self.served[request_id] = Served(call, arrival_s)
             request = EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=call.prompt.tolist(),
@@ -267,7 +245,7 @@ class Simulation:
             hints |= {PROGRAM: program, ENDS: int((program, index) not in self._continued)}
         return hints or None
 
-    def _schedule(self) -> _Step:
+    def schedule(self) -> Step:
         cpu_s = time.thread_time()
         scheduled = self.scheduler.schedule()
         self._cpu_s += time.thread_time() - cpu_s
@@ -275,7 +253,7 @@ class Simulation:
         self._num_preemptions += len(scheduled.preempted_req_ids or ())
         self._num_copies += len(scheduled.kv_cache_block_copies or ())
         for new in scheduled.scheduled_new_reqs:
-            served = self._served[new.req_id]
+            served = self.served[new.req_id]
             if served.admitted_s is None:
                 served.admitted_s = self._clock.now_s
                 served.admitted_step = self._num_steps
@@ -287,45 +265,33 @@ class Simulation:
             num_prompt = request.num_prompt_tokens
             tokens.append((end - num_new, num_new))
             self._num_computed += max(0, min(end, num_prompt) - (end - num_new))
-            reply = self._served[request_id].call.reply
+            reply = self.served[request_id].call.reply
             sampled.append([] if request.is_prefill_chunk else [int(reply[end - num_prompt])])
-        if self._memory is not None:
-            self._check_kv(self._memory, scheduled)
         seconds = self._cost.batch_s(Batch.of(tokens)) if tokens else 0.0
         self._busy_until_s = max(self._busy_until_s, self._clock.now_s) + seconds
         request_ids = list(scheduled.num_scheduled_tokens)
         output = runner_output(request_ids, sampled)
-        return _Step(scheduled, output, self._busy_until_s)
+        return Step(scheduled, output, self._busy_until_s)
 
-    def _check_kv(self, memory: KvMemory, scheduled: SchedulerOutput) -> None:
-        readers = []
-        for request_id, num_new in scheduled.num_scheduled_tokens.items():
-            call = self._served[request_id].call
-            end = self.scheduler.requests[request_id].num_computed_tokens
-            (block_ids,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
-            contents = memory.contents(np.concatenate([call.prompt, call.reply])[:end])
-            readers.append(Reader(request_id, block_ids, contents, end - num_new))
-        memory.run(scheduled.kv_cache_block_copies or (), readers)
-
-    def _finish(self, step: _Step) -> None:
+    def _finish(self, step: Step) -> None:
         self._clock.now_s = max(self._clock.now_s, step.end_s)
         cpu_s = time.thread_time()
         results = self.scheduler.update_from_output(step.scheduled, step.output)
         self._cpu_s += time.thread_time() - cpu_s
         for result in results.values():
             for output in result.outputs:
-                served = self._served[output.request_id]
+                served = self.served[output.request_id]
                 if served.first_token_s is None and output.new_token_ids:
                     served.first_token_s = self._clock.now_s
                     assert output.prefill_stats is not None
                     served.cached_tokens = output.prefill_stats.num_cached_tokens
                 if output.finish_reason is not None:
-                    self._after_call(output.request_id)
+                    self.after_call(output.request_id)
 
-    def _after_call(self, request_id: str) -> None:
+    def after_call(self, request_id: str) -> None:
         """Send what waited for this call, and with a limited concurrency the next program."""
         program, index = map(int, request_id.split("."))
-        self._served[request_id].ended_s = self._clock.now_s
+        self.served[request_id].ended_s = self._clock.now_s
         for other, call in enumerate(self._trace.programs[program].calls):
             if index in call.after:
                 self._num_awaited[program][other] -= 1
@@ -340,7 +306,7 @@ class Simulation:
 
     def _check_nothing_is_left(self) -> None:
         scheduler = self.scheduler
-        num_done = sum(served.ended_s is not None for served in self._served.values())
+        num_done = sum(served.ended_s is not None for served in self.served.values())
         if num_done != self._trace.num_calls:
             raise SimulationError(f"{num_done} of {self._trace.num_calls} calls ended")
         if scheduler.requests or scheduler.has_unfinished_requests():
@@ -355,14 +321,14 @@ class Simulation:
             check_pool(radix.pool)
 
     def _result(self) -> Result:
-        served = list(self._served.values())
+        served = list(self.served.values())
         ttfts = [(one.first_token_s or 0.0) - one.arrival_s for one in served]
         prompt_tokens = sum(len(one.call.prompt) for one in served)
         cached_tokens = sum(one.cached_tokens for one in served)
         span_s = self._clock.now_s - min(one.arrival_s for one in served)
         waits_s = {
             request_id: one.admitted_s - one.arrival_s
-            for request_id, one in self._served.items()
+            for request_id, one in self.served.items()
             if one.admitted_s is not None  # it may have been aborted before
         }
         is_plugin = isinstance(self.scheduler, SglSchedulerMixin)
@@ -390,7 +356,7 @@ class Simulation:
 
     def _program_times_s(self) -> dict[int, float]:
         intervals: dict[int, list[tuple[float, float]]] = {}
-        for request_id, one in self._served.items():
+        for request_id, one in self.served.items():
             program, _ = request_id.split(".")
             assert one.ended_s is not None
             intervals.setdefault(int(program), []).append((one.arrival_s, one.ended_s))
@@ -407,7 +373,7 @@ def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
     return length
 
 
-def _max_passes(served: Sequence[_Served]) -> int:
+def _max_passes(served: Sequence[Served]) -> int:
     """See `Result.max_passes`; O(n log n) comparisons."""
     arrivals_before: list[float] = []  # sorted: of those admitted in earlier steps
     most = 0

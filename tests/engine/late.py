@@ -15,11 +15,11 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.v1.engine.core import EngineCore
 
+from benchmarks.engine_settings import HEADS, SGL, STOCK, EngineSettings
+from benchmarks.schedulers import make_block_hasher, make_scheduler
 from sgl_vllm.radix.invariants import check_pool
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
 from tests.engine_request import engine_request
-from tools.engine_harness.scheduler import make_block_hasher, make_scheduler
-from tools.engine_harness.settings import HEADS, SGL, STOCK, EngineSettings
 
 MAX_MODEL_LEN = 256
 

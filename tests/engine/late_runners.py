@@ -30,8 +30,8 @@ from vllm.v1.outputs import (
     ModelRunnerOutput,
 )
 
-from tools.engine_harness.kv_memory import KvMemory, Reader, StateStep
-from tools.engine_harness.scheduler import runner_output
+from benchmarks.schedulers import runner_output
+from tests.engine.kv_memory import KvMemory, Reader, StateStep
 
 UNKNOWN = -1
 """A token that only the device knows yet."""

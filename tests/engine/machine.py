@@ -12,11 +12,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from benchmarks.engine_settings import SGL, EngineSettings
+from benchmarks.schedulers import make_block_hasher, make_scheduler, runner_output
 from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.queue import OrderCounters
 from tests.engine_request import engine_request
-from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
-from tools.engine_harness.settings import SGL, EngineSettings
 
 MAX_MODEL_LEN = 4096
 

@@ -12,13 +12,13 @@ from vllm.config import KVTransferConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
+from benchmarks.schedulers import runner_output
 from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import pack, unpack
 from tests.engine import memory_connector
 from tests.engine.machine import Machine
 from tests.engine.memory_connector import STORE, behave
-from tools.engine_harness.scheduler import runner_output
 
 SIZE = 16
 STORED = list(range(4 * SIZE))

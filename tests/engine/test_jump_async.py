@@ -28,10 +28,10 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
+from tests.engine.kv_memory import WrongKvError
 from tests.engine.late import Answer, LateCore
 from tests.engine.late_runners import Runner, V1Runner, V2Runner
 from tests.engine.test_jump_pressure import PATTERNS
-from tools.engine_harness.kv_memory import WrongKvError
 
 RUNNERS = (V1Runner, V2Runner)
 CARD = PATTERNS[0]

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
+from benchmarks.schedulers import runner_output
 from sgl_vllm.programs.programs import Programs
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import Hints
@@ -25,7 +26,6 @@ from sgl_vllm.radix.hit_copies import max_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tokens import pack
 from tests.engine.machine import Machine
-from tools.engine_harness.scheduler import runner_output
 
 SIZE = 16
 PREFIX = list(range(4 * SIZE))

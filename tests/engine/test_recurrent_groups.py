@@ -19,6 +19,7 @@ pytest.importorskip("vllm")
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from benchmarks.engine_settings import HEADS, MLA
 from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies
@@ -38,10 +39,9 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
+from tests.engine.kv_memory import WrongKvError
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore
 from tests.engine.late_runners import Runner, V1Runner, V2Runner
-from tools.engine_harness.kv_memory import WrongKvError
-from tools.engine_harness.settings import HEADS, MLA
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one group": {"num_recurrent_groups": 1},

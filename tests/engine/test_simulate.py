@@ -19,12 +19,13 @@ pytest.importorskip("vllm")
 from benchmarks import simulate, traces
 from benchmarks.comparison import Result
 from benchmarks.cost_model import CostModel
+from benchmarks.engine_settings import EngineSettings
 from benchmarks.simulator import Clock, Simulation
 from benchmarks.traces import Call, Program, Trace
 from sgl_vllm.protocol.request_keys import ENDS
 from sgl_vllm.radix.pool import RadixBlockPool
-from tools.engine_harness.kv_memory import WrongKvError
-from tools.engine_harness.settings import EngineSettings
+from tests.engine.checked_simulation import CheckedSimulation
+from tests.engine.kv_memory import WrongKvError
 
 ARMS = ("stock", "sgl")
 
@@ -46,6 +47,7 @@ def run(
     block_size: int = 16,
     async_scheduling: bool = False,
     concurrency: int | None = 1,
+    kind: type[Simulation] = Simulation,
     **checks: Any,
 ) -> Result:
     num_tokens = cache_fraction * traces.reuse(trace).working_set_tokens
@@ -56,7 +58,7 @@ def run(
         max_num_seqs=16,
         async_scheduling=async_scheduling,
     )
-    return Simulation(trace, arm, settings, CostModel(), concurrency=concurrency, **checks).run()
+    return kind(trace, arm, settings, CostModel(), concurrency=concurrency, **checks).run()
 
 
 def repeatable(result: Result) -> Result:
@@ -80,7 +82,7 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
         block_size=block_size,
         async_scheduling=async_scheduling,
         concurrency=8,
-        check_kv=True,
+        kind=CheckedSimulation,
         abort_share=0.02,
     )
     assert result.parts["radix"] == "on"
@@ -97,7 +99,7 @@ def test_a_pass_that_reads_something_else_is_noticed(monkeypatch: pytest.MonkeyP
             block_size=128,
             async_scheduling=True,
             concurrency=8,
-            check_kv=True,
+            kind=CheckedSimulation,
         )
 
 
@@ -232,7 +234,7 @@ def test_sessions_run_in_a_closed_loop(tmp_path: Path) -> None:
         file = tmp_path / f"{fraction}.json"
         words = (
             f"--trace agent_sessions --scale 1/64 --requests 60 --cache-fraction {fraction} "
-            f"--load 2 --check-kv --json {file}"
+            f"--load 2 --json {file}"
         )
         assert simulate.main(words.split()) == 0
         document = json.loads(file.read_text())

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from benchmarks import traces
 from benchmarks.cost_model import CostModel
-from benchmarks.simulator import Simulation
+from benchmarks.engine_settings import EngineSettings
 from sgl_vllm.config import Options
 from sgl_vllm.radix import whole_copies
 from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
@@ -19,8 +19,7 @@ from sgl_vllm.scheduler import control as control_module
 from sgl_vllm.scheduler.assembly import Parts
 from sgl_vllm.scheduler.control import EngineControl
 from sgl_vllm.scheduler.stats import BitmaskCounters, StepCounters
-from tools.engine_harness.kv_memory import KvMemory
-from tools.engine_harness.settings import EngineSettings
+from tests.engine.checked_simulation import CheckedSimulation
 
 BLOCK_SIZE = 16
 
@@ -32,9 +31,9 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
 ) -> None:
     """With a small cache, preemption and aborts. Copies of a step are independent of each other."""
     num_copies, num_slots = 0, 0
-    stock = Simulation._check_kv
+    stock = CheckedSimulation.check_kv
 
-    def check_kv(self: Simulation, memory: KvMemory, step: Any) -> None:
+    def check_kv(self: CheckedSimulation, step: Any) -> None:
         nonlocal num_copies, num_slots
         copies = slots_to_copy(step, BLOCK_SIZE)
         sources = {source for source, _, _ in copies}
@@ -42,13 +41,14 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
         assert len(destinations) == len(copies) and not sources & destinations
         num_copies += len(copies)
         for source, destination, number in copies:
-            memory._slots[destination, :number] = memory._slots[source, :number]
+            slots = self.memory._slots
+            slots[destination, :number] = slots[source, :number]
             num_slots += number
         kept, step.kv_cache_block_copies = step.kv_cache_block_copies, None
-        stock(self, memory, step)
+        stock(self, step)
         step.kv_cache_block_copies = kept
 
-    monkeypatch.setattr(Simulation, "_check_kv", check_kv)
+    monkeypatch.setattr(CheckedSimulation, "check_kv", check_kv)
     trace = traces.generate(name, 150)
     num_tokens = max(0.05 * traces.reuse(trace).working_set_tokens, trace.max_call_tokens)
     settings = EngineSettings(
@@ -58,8 +58,8 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
         max_num_seqs=16,
         async_scheduling=async_scheduling,
     )
-    result = Simulation(
-        trace, "sgl", settings, CostModel(), concurrency=8, check_kv=True, abort_share=0.02
+    result = CheckedSimulation(
+        trace, "sgl", settings, CostModel(), concurrency=8, abort_share=0.02
     ).run()
     assert result.copied_blocks == num_copies > 20
     assert num_slots < num_copies * BLOCK_SIZE * 0.8

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from benchmarks.engine_settings import MLA
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import by_turns, examples, some_nightly
@@ -32,7 +33,6 @@ from tests.engine.jobs import (
 )
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
-from tools.engine_harness.settings import MLA
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one group": {},

@@ -123,7 +123,7 @@ def test_every_package_is_listed() -> None:
     listed = PYPROJECT["tool"]["setuptools"]["packages"]
     folders = [
         path.parent
-        for name in ("sgl_vllm", "benchmarks", "tools/engine_harness")
+        for name in ("sgl_vllm", "benchmarks")
         for path in (ROOT / name).rglob("__init__.py")
     ]
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}

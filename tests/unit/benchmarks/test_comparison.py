@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.comparison import Comparison, Result
 from benchmarks.cost_model import CostModel
+from benchmarks.engine_settings import SGL, STOCK, EngineSettings
 from benchmarks.traces import Call, Program, Reuse, Trace
-from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 CALL = Call(np.arange(100, dtype=np.int32), np.arange(10, dtype=np.int32))
 TRACE = Trace("by hand", tuple(Program((CALL,)) for _ in range(3)))

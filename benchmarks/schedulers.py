@@ -41,11 +41,11 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 import sgl_vllm
+from benchmarks.engine_settings import MLA, SGL, STOCK, EngineSettings
 from sgl_vllm.config import CONFIG_KEY
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
-from tools.engine_harness.settings import MLA, SGL, STOCK, EngineSettings
 
 _MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
 
