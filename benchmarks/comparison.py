@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.arms import ARMS, Row, percentile, ratio
 from benchmarks.command import versions
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import SGL, STOCK, EngineSettings
-from benchmarks.medians import ARMS, Row, percentile, ratio
 from benchmarks.traces import Reuse, Trace
 
 # What the table shows: the name in the JSON, the words, the format, and which way is better:

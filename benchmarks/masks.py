@@ -53,6 +53,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.arms import percentile
 from benchmarks.command import check_folders, positive, versions
 from benchmarks.mask_verdicts import (
     WAYS_TO_FAIL,
@@ -65,7 +66,6 @@ from benchmarks.mask_verdicts import (
     evenly,
     in_short,
 )
-from benchmarks.medians import percentile
 from benchmarks.models import resolve_model
 from benchmarks.schemas import FILE, Schema, schemas
 

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from benchmarks.arms import ARMS
 from benchmarks.engine_settings import EngineSettings
-from benchmarks.medians import ARMS
 from benchmarks.simulate import silence_vllm
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks import session_model, traces
+from benchmarks.arms import ARMS
 from benchmarks.command import check_folders, positive
 from benchmarks.comparison import Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import STOCK, EngineSettings
-from benchmarks.medians import ARMS
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
 
@@ -114,19 +114,14 @@ def build_parser() -> argparse.ArgumentParser:
         "extends; without `ends`, also the graphs that the trace has (compiled)",
     )
     cost = parser.add_argument_group("the cost model, in seconds")
-    cost.add_argument(
-        "--cost-model",
-        type=Path,
-        metavar="FILE",
-        help="all four, as benchmarks.calibrate --json wrote them; those below replace its own",
-    )
     for name, text in (
         ("step", "a forward pass"),
         ("prefill-token", "a token of a prompt"),
         ("decode-token", "a token of a reply"),
         ("context-token", "an earlier token that a request of the pass reads"),
     ):
-        cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
+        default = getattr(CostModel(), f"{name.replace('-', '_')}_s")
+        cost.add_argument(f"--{name}-s", type=float, default=default, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     return parser
 
@@ -209,14 +204,8 @@ def make_settings(
 
 
 def cost_model(arguments: argparse.Namespace) -> CostModel:
-    """Raises ValueError or OSError for a file that holds none."""
-    cost = (
-        CostModel() if arguments.cost_model is None else CostModel.from_json(arguments.cost_model)
-    )
-    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(cost)}
-    return dataclasses.replace(
-        cost, **{name: value for name, value in given.items() if value is not None}
-    )
+    names = [field.name for field in dataclasses.fields(CostModel)]
+    return CostModel(**{name: getattr(arguments, name) for name in names})
 
 
 def plugin_options(arguments: argparse.Namespace) -> Options:

@@ -26,10 +26,10 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from benchmarks.arms import percentile
 from benchmarks.comparison import Result
-from benchmarks.cost_model import Batch, CostModel
+from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import EngineSettings
-from benchmarks.medians import percentile
 from benchmarks.schedulers import make_block_hasher, make_scheduler, runner_output
 from benchmarks.traces import Call, Trace
 from sgl_vllm.protocol.request_keys import ENDS, PROGRAM
@@ -267,7 +267,7 @@ class Simulation:
             self._num_computed += max(0, min(end, num_prompt) - (end - num_new))
             reply = self.served[request_id].call.reply
             sampled.append([] if request.is_prefill_chunk else [int(reply[end - num_prompt])])
-        seconds = self._cost.batch_s(Batch.of(tokens)) if tokens else 0.0
+        seconds = self._cost.pass_s(tokens) if tokens else 0.0
         self._busy_until_s = max(self._busy_until_s, self._clock.now_s) + seconds
         request_ids = list(scheduled.num_scheduled_tokens)
         output = runner_output(request_ids, sampled)

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from benchmarks.ab import result, servers
+from benchmarks.ab import servers, table
 from benchmarks.ab.plan import ALL, plans_of, urls_of
 from benchmarks.ab.rounds import compare
 from benchmarks.ab.servers import ArmFailed, Pool
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         errors.print(said + escape(str(failure)), soft_wrap=True)
                         all_done = False
                         continue
-                    result.show(comparison, console)
+                    table.show(comparison, console)
                     if arguments.json:
                         file: Path = arguments.json
                         if file.is_dir():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.medians import percentile
+from benchmarks.arms import percentile
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What was measured: figures of a round, medians over rounds, ratios, the JSON and the table.
+"""What was measured: figures of a round, medians over rounds, ratios, and the JSON.
 
 Pure: no server, no clock. Times are in seconds. A ratio above 1 is better for the plugin, always.
 """
@@ -8,17 +8,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
-
-from benchmarks import medians
 from benchmarks.ab.arrivals import Arrival, first_tokens
-from benchmarks.medians import ByTurns, Row, counted, figures_table, median_figures, percentile
+from benchmarks.arms import percentile, ratio
 from sgl_vllm.server_process import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -73,10 +68,11 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Round(medians.Round[Figures]):
+class Round:
     """One arm's turn: its figures, what every program wrote, in the items' order, and when the
     answers arrived that were streamed."""
 
+    figures: Figures
     texts: tuple[str, ...]
     arrivals: tuple[Arrival, ...] = ()
 
@@ -130,8 +126,16 @@ class Ablation:
         return median_figures([one.figures for one in self.rounds])
 
 
+RATIOS = {
+    "throughput": ("throughput_programs_s", 1),
+    "latency_p50": ("latency_p50_s", -1),
+    "ttft_p99": ("ttft_p99_s", -1),
+}
+"""By name, the figure that a ratio is of, and which way is better."""
+
+
 @dataclass(frozen=True)
-class Comparison(ByTurns[Figures]):
+class Comparison:
     """Alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`.
 
     `server_args` are those that both servers were started with, or were to be, if not here.
@@ -139,11 +143,6 @@ class Comparison(ByTurns[Figures]):
     tokens.
     """
 
-    RATIOS: ClassVar = {
-        "throughput": ("throughput_programs_s", 1),
-        "latency_p50": ("latency_p50_s", -1),
-        "ttft_p99": ("ttft_p99_s", -1),
-    }
     workload: str
     gain: str
     model: str
@@ -160,6 +159,23 @@ class Comparison(ByTurns[Figures]):
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     date: str
+
+    @property
+    def arms(self) -> dict[str, tuple[Round, ...]]:
+        return {"stock": self.stock, "sgl": self.sgl}
+
+    def median(self, arm: str) -> Figures:
+        return median_figures([one.figures for one in self.arms[arm]])
+
+    @property
+    def ratios(self) -> dict[str, float | None]:
+        return _ratios(self.median("stock"), self.median("sgl"))
+
+    @property
+    def ratios_of_rounds(self) -> list[dict[str, float | None]]:
+        """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
+        pairs = zip(self.stock, self.sgl, strict=True)
+        return [_ratios(stock.figures, sgl.figures) for stock, sgl in pairs]
 
     @property
     def same_output(self) -> dict[str, int]:
@@ -248,6 +264,27 @@ class Comparison(ByTurns[Figures]):
 # -- statistics
 
 
+def _ratios(stock: Figures, sgl: Figures) -> dict[str, float | None]:
+    return {
+        name: ratio(getattr(stock, figure), getattr(sgl, figure), better)
+        for name, (figure, better) in RATIOS.items()
+    }
+
+
+def median_figures(rounds: Sequence[Figures]) -> Figures:
+    """Figure by figure. The median of counts is one that occurred, the lower of the middle two;
+    that of a figure which some round does not have is None."""
+    medians: dict[str, Any] = {}
+    for field in fields(Figures):
+        values = [getattr(one, field.name) for one in rounds]
+        if None in values:
+            medians[field.name] = None
+            continue
+        of_counts = all(isinstance(value, int) for value in values)
+        medians[field.name] = (statistics.median_low if of_counts else statistics.median)(values)
+    return Figures(**medians)
+
+
 def figures(
     *,
     wall_s: float,
@@ -266,7 +303,13 @@ def figures(
         latency_p99_s=percentile(latencies_s, 99),
         ttft_p50_s=percentile(ttfts_s, 50),
         ttft_p99_s=percentile(ttfts_s, 99),
-        **counted(counters),
+        forward_passes=counters.forward_passes,
+        prompt_tokens=counters.prompt_tokens,
+        computed_prompt_tokens=counters.computed_prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        output_tokens=counters.output_tokens,
+        forced_tokens=counters.forced_tokens,
+        preemptions=counters.preemptions,
         undecided_tokens=counters.output_tokens - counters.forced_tokens,
         num_requests=len(ttfts_s),
         score=statistics.mean(scores) if scores else None,
@@ -290,103 +333,3 @@ def where_they_part(first: str, second: str) -> tuple[str, str]:
     )
     begin, end = max(0, at - CONTEXT_CHARACTERS), at + CONTEXT_CHARACTERS
     return first[begin:end], second[begin:end]
-
-
-# -- showing
-
-ROWS: tuple[Row, ...] = (
-    ("throughput_programs_s", "programs/s", ".2f", 1),
-    ("output_tokens_s", "output tokens/s", ".1f", 1),
-    ("latency_p50_s", "latency of a program, p50, s", ".3f", -1),
-    ("latency_p99_s", "p99, s", ".3f", -1),
-    ("ttft_p50_s", "time to first token, p50, s", ".3f", -1),
-    ("ttft_p99_s", "p99, s", ".3f", -1),
-    ("forward_passes", "forward passes", ",d", -1),
-    ("prompt_tokens", "prompt tokens", ",d", -1),
-    ("computed_prompt_tokens", "prompt tokens computed", ",d", -1),
-    ("cached_prompt_tokens", "prompt tokens from the cache", ",d", 1),
-    ("forced_tokens", "output tokens forced", ",d", 0),
-    ("undecided_tokens", "output tokens undecided", ",d", 0),
-    ("preemptions", "preemptions", ",d", 0),
-    ("score", "score", ".3f", 0),
-    ("server_cpu_s", "processor time of the server, s", ".2f", -1),
-    ("client_cpu_s", "processor time of the client, s", ".2f", 0),
-)
-
-
-def show(comparison: Comparison, console: Console) -> None:
-    """The table for people."""
-    table = figures_table(ROWS, comparison.median("stock"), comparison.median("sgl"))
-    console.print(Group(_heading(comparison), table, _verdict(comparison)))
-    if comparison.ablations:
-        console.print("", _table_of_ablations(comparison), sep="\n")
-
-
-def _heading(comparison: Comparison) -> Text:
-    limits = comparison.limits
-    rounds = len(comparison.stock)
-    bound = {None: "", True: ": compute-bound", False: ": not compute-bound"}[limits.compute_bound]
-    flags = "server flags" if comparison.started_here else "server flags they should have"
-    lines = (
-        f"{comparison.workload} on {comparison.model}: {comparison.requests} programs, "
-        f"{rounds} {'round' if rounds == 1 else 'rounds'}"
-        f"{'' if rounds == 1 else ', medians'}",
-        f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must "
-        f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
-        f"tokens, {limits.undecided_tokens:,} of them undecided; up to "
-        f"{limits.sequences_at_once} requests at once{bound}",
-        f"{flags}: {' '.join(comparison.server_args) or 'none'}",
-        "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
-    )
-    return Text("\n".join(lines) + "\n")
-
-
-def _table_of_ablations(comparison: Comparison) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("the plugin with", no_wrap=True)
-    for name in ("programs/s", "of full", "passes", "tokens computed", "hit rate"):
-        table.add_column(name, justify="right")
-    full = comparison.median("sgl")
-    rows = [("everything", full), *((one.title, one.median) for one in comparison.ablations)]
-    for title, one in rows:
-        table.add_row(
-            title,
-            f"{one.throughput_programs_s:.2f}",
-            f"{one.throughput_programs_s / full.throughput_programs_s:.3f}",
-            f"{one.forward_passes:,}",
-            f"{one.computed_prompt_tokens:,}",
-            f"{one.hit_rate:.3f}",
-        )
-    best = f"{comparison.limits.best_hit_rate:.3f}"
-    unique = f"{comparison.limits.unique_prompt_tokens:,}"
-    table.add_row("the best that is possible", "", "", "", unique, best, style="dim")
-    return table
-
-
-def _verdict(comparison: Comparison) -> Text:
-    shown = Text()
-    if spread := comparison.spread("throughput"):
-        shown.append(f"\nratio of programs/s, round by round: {spread}")
-    shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
-    if (first := comparison.first_tokens) is not None:
-        stock, ours, ratio = first["arms"]["stock"], first["arms"]["sgl"], first["ratio"]
-        shown.append(
-            f"time to the first {first['tokens']} tokens, which the plugin sends at once: "
-            + "; ".join(
-                f"{key} {stock[key]:.3f} s, {ours[key]:.3f} s, {ratio[key]:.2f}" for key in ratio
-            )
-            + "\n"
-        )
-    for arm, passes in comparison.passes().items():
-        shown.append(
-            f"{arm}: {passes['forward_passes']:,} forward passes, at most {passes['most']:,} "
-            f"(undecided tokens + {PASSES_PER_REQUEST} per request)\n",
-            "green" if passes["within"] else "red",
-        )
-    compared, equal = comparison.same_output.values()
-    style = "green" if equal == compared else "red"
-    shown.append(f"same output: {equal} of {compared}", style)
-    for one in islice(comparison.differences(), MAX_DIFFERENCES_SHOWN):
-        shown.append(f"\nround {one.round_number}, program {one.item}:", "red")
-        shown.append(f"\n  stock  …{one.stock!r}\n  sgl    …{one.sgl!r}")
-    return shown

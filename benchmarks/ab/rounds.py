@@ -22,7 +22,6 @@ from benchmarks.ab.result import Ablation, Comparison, Limits, Round
 from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.command import show_wait, versions
-from benchmarks.medians import median_figures
 from sgl_vllm.server_process import read_counters, usable_cores
 
 
@@ -126,7 +125,7 @@ def take_turn(
 
 
 def _undecided_tokens(rounds: Sequence[Round]) -> int:
-    return median_figures([one.figures for one in rounds]).undecided_tokens
+    return result.median_figures([one.figures for one in rounds]).undecided_tokens
 
 
 def _program(plan: Plan, variant: Variant) -> sgl.Program:

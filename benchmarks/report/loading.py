@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.ab.result import Difference
 from benchmarks.ab.workloads import WORKLOADS
-from benchmarks.medians import ARMS, ratio
+from benchmarks.arms import ARMS, ratio
 
 MANY_MORE_TOKENS = 0.1
 """Arms whose prompts differ by more than this share ask in different ways."""

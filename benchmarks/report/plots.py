@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.medians import ARMS
+from benchmarks.arms import ARMS
 from benchmarks.report.loading import Result, Verdict
 from benchmarks.report.tables import count, percent, span, times
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.ab.result import ROWS
-from benchmarks.medians import ARMS
+from benchmarks.ab.table import ROWS
+from benchmarks.arms import ARMS
 from benchmarks.report.loading import ReportError, Result, Results, Spread, Verdict
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"

@@ -297,18 +297,6 @@ def test_the_command_prints_a_table_and_writes_all_numbers(
     assert document["ratio"]["hit_rate"] == pytest.approx(sgl["hit_rate"] / stock["hit_rate"])
 
 
-def test_a_measured_cost_model_rules_the_clock_and_an_option_replaces_part_of_it(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "cost.json"
-    measured = dict.fromkeys(dataclasses.asdict(CostModel()), 1e-3)
-    file.write_text(json.dumps({"cost_model": measured}))
-    result = tmp_path / "result.json"
-    words = f"--trace chat --requests 5 --cache-fraction 1 --cost-model {file} --json {result}"
-    assert simulate.main([*words.split(), "--step-s", "0.5"]) == 0
-    assert json.loads(result.read_text())["cost_model"] == {**measured, "step_s": 0.5}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -316,7 +304,6 @@ def test_a_measured_cost_model_rules_the_clock_and_an_option_replaces_part_of_it
         ("--trace chat --cache-fraction 0", "not above 0"),
         ("--trace chat --cache-tokens 9 --load -1", "not above 0"),
         ("--trace chat --cache-tokens 9 --json no/such/folder/x.json", "folder"),
-        ("--trace chat --cache-tokens 9 --cost-model no-such-file.json", "no-such-file.json"),
         ("--trace chatt --cache-tokens 9", "no_sharing"),
         ("--trace agent_sessions --scale 2 --cache-tokens 9", "scale 2"),
         ("--trace chat", "--cache-tokens"),

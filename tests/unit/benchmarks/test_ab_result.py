@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchmarks.ab import result
-from benchmarks.ab.result import Comparison, Figures, Limits, Round
-from benchmarks.medians import median_figures, percentile
+from benchmarks.ab import result, table
+from benchmarks.ab.result import Comparison, Figures, Limits, Round, median_figures
+from benchmarks.arms import percentile
 from sgl_vllm.server_process import Counters
 
 ARM_KEYS = {
@@ -75,7 +75,7 @@ def comparison(**changes: object) -> Comparison:
 
 def shown(made: Comparison) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    result.show(made, console)
+    table.show(made, console)
     return console.export_text()
 
 

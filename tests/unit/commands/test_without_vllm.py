@@ -50,7 +50,6 @@ def test_every_help_can_be_read(tmp_path: Path) -> None:
         (["demo"], 1),
         (["bench", "ab", "tight_cache"], 1),
         (["bench", "kernels"], 1),
-        (["bench", "calibrate"], 1),
     ],
 )
 def test_what_needs_vllm_says_so_in_one_line_and_writes_nothing(
@@ -68,7 +67,7 @@ def test_what_needs_no_vllm_works(tmp_path: Path) -> None:
         ("version",): (0, "no vLLM (client)"),
         ("examples", "classify.py"): (0, "sgl.select"),
         ("lint-prompts", "requests.jsonl"): (1, "A timestamp that changes"),
-        ("bench",): (0, "calibrate"),
+        ("bench",): (0, "simulate"),
     }
     for (words, (status, says)), answer in zip(
         works.items(), answers([*works], tmp_path), strict=True

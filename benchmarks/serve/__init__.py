@@ -1,1 +1,0 @@
-"""vLLM's own load generator, `vllm bench serve`, against stock vLLM and the plugin."""
