@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray versions check reference options counters coverage layouts map pictures screenshots site format release clean distclean
+.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray versions check reference options counters coverage map pictures screenshots site format release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -80,11 +80,8 @@ options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
 counters: install  ## write the table of metrics in docs/operations.md from the code
 	@$(IN_ROOT) "$(BIN)/python" -m tools.counters
 
-coverage: install  ## write the tables of docs/support.md from what the parts answer
-	@$(IN_ROOT) "$(BIN)/python" -m tools.coverage
-
-layouts: install  ## write the tables of docs/support.md from what is foreseen for well-known models
-	@$(IN_ROOT) "$(BIN)/python" -m tools.layouts
+coverage: install  ## write the tables of docs/support.md and the README from what the parts answer
+	@$(IN_ROOT) "$(BIN)/python" -m tools.support
 
 map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings
 	@$(IN_ROOT) "$(BIN)/python" -m tools.source_tree

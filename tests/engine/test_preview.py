@@ -22,8 +22,8 @@ from vllm.config.kv_events import KVEventsConfig
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.preview.outlook import Outlook, State
 from tests.engine.engine import MODEL
-from tools.coverage import CONFIGS
-from tools.outlooks import write_models
+from tools.support.__main__ import CONFIGS
+from tools.support.outlooks import write_models
 
 BASE = {
     "dtype": "float32",
@@ -42,7 +42,7 @@ for model, *flags in json.load(open(sys.argv[1])):
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of an engine; `model` is one of `tools.coverage.CONFIGS`, or the demo's."""
+    """Arguments of an engine; `model` is one of `tools.support.CONFIGS`, or the demo's."""
 
     name: str
     plugin: dict[str, Any] = field(default_factory=dict)

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from tools.attack import hostile
-from tools.attack.__main__ import QUICK, Answered, Figures
+from tools.attack import hostile, odd
+from tools.attack.__main__ import QUICK, Answered, Figures, percentile
 from tools.attack.client import problem
 from tools.attack.target import Resident
 
 MB = 1 << 20
 
 
-def test_the_same_seed_gives_the_same_requests() -> None:
-    one, again, other = (hostile.phases(QUICK, seed) for seed in (3, 3, 4))
+def test_the_same_seed_gives_the_same_requests_none_of_them_large() -> None:
+    one, again, other = (odd.phases(QUICK, seed) for seed in (3, 3, 4))
     assert one == again != other
+    sent = [attack for phase in one for attack in phase.requests]
+    assert all(len(attack.body) < 2 * MB for attack in sent)
 
 
-def test_every_hint_is_sent_with_a_value_of_every_json_type() -> None:
-    kinds = {attack.kind for attack in hostile.hints()}
+def test_requests_are_of_every_kind() -> None:
+    formats = list(hostile.formats(random.Random(0), 100))
+    assert len({attack.kind for attack in formats}) == 21
+    assert all("structured_outputs" in json.loads(attack.body) for attack in formats)
+    hints = {attack.kind for attack in hostile.hints()}
     types = {"null", "boolean", "number", "string", "array", "object"}
-    assert {f"{name}: {kind}" for name in hostile.HINTS for kind in types} <= kinds
+    assert {f"{name}: {kind}" for name in hostile.HINTS for kind in types} <= hints
+    sent = list(odd.odd_requests(random.Random(0), 200))
+    assert {*Counter(one.kind.partition(":")[0] for one in sent).values()} == {20}
+    for one in sent:
+        if one.kind.startswith("fields"):  # nothing asks for a long answer
+            wanted = json.loads(one.body).get("max_tokens")
+            assert not isinstance(wanted, int) or wanted <= 4
 
 
 @pytest.mark.parametrize(
@@ -51,18 +65,17 @@ GOOD = Figures(
     blocks_in_use=0,
     flushed=True,
     same_answers=[True] * 6,
+    parts={"radix": "on", "fsm": "on"},
+    reports=[],
     log_lines=1.0,
     stops_s=[2.0, 3.0],
 )
 
 
-def failed(figures: Figures) -> list[str]:
-    return [check.name for check in figures.checks() if not check.passed]
-
-
 @pytest.mark.parametrize(
     ("worse", "name"),
     [
+        ({}, None),
         ({"answered": [Answered("pins", "pin", 500, 0.5, "500: x")]}, "answered as they should"),
         ({"answered": []}, "answered as they should"),
         ({"answered": [Answered("pins", "pin", -1, 61.0)]}, "slowest answer"),
@@ -74,9 +87,18 @@ def failed(figures: Figures) -> list[str]:
         ({"blocks_in_use": 1}, "KV blocks"),
         ({"flushed": False}, "KV blocks"),
         ({"same_answers": [True, False]}, "greedy"),
+        ({"parts": {}}, "parts that are on"),
+        ({"parts": {"radix": "on", "fsm": "switched off by an error: see the log"}}, "parts that"),
+        ({"reports": ["... Please report this ..."]}, "unexpected errors"),
         ({"log_lines": 70.0}, "log lines"),
         ({"stops_s": [2.0, 11.0]}, "SIGTERM"),
     ],
 )
 def test_a_figure_outside_its_limit_fails(worse, name) -> None:
-    assert any(name in one for one in failed(replace(GOOD, **worse)))
+    failed = [check.name for check in replace(GOOD, **worse).checks() if not check.passed]
+    assert any(name in one for one in failed) if name else failed == []
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert [percentile(values, percent) for percent in (50, 99, 100)] == [50, 99, 100]

@@ -17,8 +17,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +28,8 @@ from rich.table import Table
 from sgl_vllm.server_process import VllmServer
 from tools.attack import target
 from tools.attack.client import MAX_ANSWER_S, cut_bodies, problem, send_all
-from tools.attack.hostile import Attack, Phase, phases
+from tools.attack.hostile import Attack, Phase
+from tools.attack.odd import phases
 from tools.attack.target import Resident
 
 QUICK = 0.12
@@ -42,6 +43,10 @@ MAX_WORKERS_BYTES = 600 << 20
 MAX_TTFT_RATIO = 2.0
 MAX_STOP_S = 10.0
 MAX_LOG_LINES = 2.0
+MAX_REPLAYED = 400
+"""Requests that are put to stock vLLM, at most."""
+REPORT = "Please report this"
+"""In the log, a line about an error that nobody expected."""
 
 Step = Callable[[str, int], Callable[[], None]]
 """Begins a step of the progress bar, by its name and length. Returns what advances it by one."""
@@ -80,6 +85,8 @@ class Figures:
         blocks_in_use: KV blocks that cannot be evicted when nothing runs.
         flushed: whether the cache could be emptied, so that all blocks were free.
         same_answers: for each greedy answer, whether it is as before the attack.
+        parts: the state of each part after the attack.
+        reports: lines of the log about unexpected errors.
         log_lines: lines in the server's log per request that was cut off.
         stops_s: seconds from SIGTERM to the end of the server under load, per run. Infinite if it
             did not end.
@@ -92,6 +99,8 @@ class Figures:
     blocks_in_use: int
     flushed: bool
     same_answers: Sequence[bool]
+    parts: dict[str, str]
+    reports: Sequence[str]
     log_lines: float
     stops_s: Sequence[float]
 
@@ -106,7 +115,7 @@ class Figures:
         slowest = max((one.seconds for one in answered), default=math.inf)
         idle, attacked = percentile(self.ttft_s["idle"], 99), percentile(self.attacked_s(), 99)
         in_time = sum(seconds <= MAX_STOP_S for seconds in stops_s)
-        before, after = self.before, self.after
+        before, after, parts = self.before, self.after, [*self.parts.values()]
         full = "" if self.flushed else ", cache not emptied"
         ttft = f"{1000 * attacked:.0f} / {1000 * idle:.0f} ms = {attacked / idle:.2f}"
         stops = f"{in_time} of {len(stops_s)}, slowest {max(stops_s, default=0):.1f} s"
@@ -125,6 +134,9 @@ class Figures:
              self.blocks_in_use == 0 and self.flushed),
             ("greedy answers as before", f"{sum(same)} of {len(same)}", "all",
              bool(same) and all(same)),
+            ("parts that are on", f"{parts.count('on')} of {len(parts)}", "all",
+             {*parts} == {"on"}),
+            ("unexpected errors in the log", f"{len(self.reports)}", "0", not self.reports),
             ("log lines per request that was cut off", f"{self.log_lines:.2f}",
              f"{MAX_LOG_LINES:.0f}", self.log_lines <= MAX_LOG_LINES),
             (f"ended within {MAX_STOP_S:.0f} s of SIGTERM", stops, "all",
@@ -160,23 +172,48 @@ def attack(
 ) -> Figures:
     """The whole attack, on servers of its own. `idle_s`: how long TTFT is measured before it."""
     stops_s: list[float] = []
+    failed: dict[int, Attack] = {}
     with target.demo_server() as server:
-        figures = _attack_one(server, share, seed, step, idle_s, stops_s)
+        figures = _attack_one(server, share, seed, step, idle_s, stops_s, failed)
         advance = step("SIGTERM", num_stops)
         stops_s.append(target.seconds_to_stop(server))
     for _ in range(num_stops - 1):
         advance()
         with target.demo_server() as another:
             stops_s.append(target.seconds_to_stop(another))
-    return figures
+    answered = [*figures.answered]
+    for index in stock_fails_too(failed):
+        answered[index] = replace(answered[index], error="")
+    return replace(figures, answered=answered)
+
+
+def stock_fails_too(failed: Mapping[int, Attack]) -> list[int]:
+    """Of requests that got 5xx or no answer, the keys of those that stock vLLM fails, too."""
+    same: list[int] = []
+    if failed:
+        keys = {id(one): key for key, one in failed.items()}
+
+        def on_answer(one: Attack, status: int, text: str, seconds: float) -> None:
+            if status < 0 or status >= 500:
+                same.append(keys[id(one)])
+
+        with target.demo_server(plugin=False) as stock:
+            send_all(stock.url, [*failed.values()][:MAX_REPLAYED], 1, on_answer)
+    return same
 
 
 def _attack_one(
-    server: VllmServer, share: float, seed: int, step: Step, idle_s: int, stops_s: list[float]
+    server: VllmServer,
+    share: float,
+    seed: int,
+    step: Step,
+    idle_s: int,
+    stops_s: list[float],
+    failed: dict[int, Attack],
 ) -> Figures:
     url = server.url
     for phase in phases(WARM_UP, seed + 1):
-        _send(url, phase, [], step)
+        _send(url, phase, [], {}, step)
     target.unpin_all(url)
     target.fill_cache(url)
     answers = target.greedy_answers(url)
@@ -190,27 +227,34 @@ def _attack_one(
         time.sleep(idle_s)
         marks["idle"] = time.monotonic()
         for phase in phases(share, seed):
-            _send(url, phase, answered, step)
+            _send(url, phase, answered, failed, step)
             marks[phase.name] = time.monotonic()
         spans = itertools.pairwise(marks.items())
         ttft_s = {name: times_between(begun, ended) for (_, begun), (name, ended) in spans}
-    num_lines, num_cut = target.num_log_lines(server), max(1, round(200 * share))
+    num_lines, num_cut = len(target.log_lines(server)), max(1, round(200 * share))
     cut_bodies(url, num_cut, seed)
     target.unpin_all(url)
     target.wait_until_idle(url)
-    log_lines = (target.num_log_lines(server) - num_lines) / num_cut
+    log_lines = (len(target.log_lines(server)) - num_lines) / num_cut
     after = target.resident(server)
     same = [one == other for one, other in zip(answers, target.greedy_answers(url), strict=True)]
     target.wait_until_idle(url)
     in_use, flushed = target.blocks_in_use(url), target.flush(url)
-    return Figures(answered, before, after, ttft_s, in_use, flushed, same, log_lines, stops_s)
+    parts, reports = target.parts(url), target.log_lines(server, REPORT)
+    return Figures(
+        answered, before, after, ttft_s, in_use, flushed, same, parts, reports, log_lines, stops_s
+    )
 
 
-def _send(url: str, phase: Phase, answered: list[Answered], step: Step) -> None:
+def _send(
+    url: str, phase: Phase, answered: list[Answered], failed: dict[int, Attack], step: Step
+) -> None:
     advance = step(phase.name, len(phase.requests))
 
     def on_answer(one: Attack, status: int, text: str, seconds: float) -> None:
         error = problem(status, text, may_fail=phase.may_fail)
+        if error and (status < 0 or status >= 500):
+            failed[len(answered)] = one
         answered.append(Answered(phase.name, one.kind, status, seconds, error))
         advance()
 

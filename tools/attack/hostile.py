@@ -101,24 +101,6 @@ def attack(kind: str, path: str, body: Any, **headers: str) -> Attack:
     return Attack(kind, f"/v1/{path}", json.dumps(body).encode(), headers)
 
 
-def phases(share: float, seed: int) -> list[Phase]:
-    """All requests of an attack, in order, or a share of them."""
-    rng = random.Random(seed)
-
-    def some(count: int) -> int:
-        return round(count * share)
-
-    return [
-        Phase("formats", [*formats(rng, some(500))], 4, may_fail=True),
-        Phase("mixed, half cut off", [*mixed(rng, some(1000))], 8),
-        Phase("hints and fields", [*hints()], 4),
-        Phase("unreadable bodies", [*unreadable()], 4),
-        Phase("pins", [*pins(rng, some(300))], 8),
-        Phase("batches", [*batches(rng, 1 + some(7), 1 + some(999))], 1),
-        Phase("scrapes", [*scrapes(some(1000))], 16),
-    ]
-
-
 # -- formats
 
 

@@ -17,7 +17,8 @@ from typing import Any  # Any: JSON
 from sgl_vllm.fsm.schema import SchemaSemantics
 from tests.unit.fsm.format_fuzz import REFUSALS, compiled
 from tests.unit.fsm.random_formats import random_format, random_schema, random_spec
-from tools.attack.hostile import HINTS, TEXTS, Attack, Json, attack, chat, completion, value
+from tools.attack import hostile
+from tools.attack.hostile import HINTS, TEXTS, Attack, Json, Phase, attack, chat, completion, value
 
 FIELDS = (
     *("cache_salt", "request_id", "priority", "user", "stop", "stop_token_ids", "bad_words"),
@@ -32,6 +33,25 @@ SHORT = 40
 """Characters of a format that may go to vLLM's backends."""
 
 GRAPH = '[{}, {"after": 0, "tool": "search"}, {"after": 1}]'
+
+
+def phases(share: float, seed: int) -> list[Phase]:
+    """All requests of an attack, in order, or a share of them."""
+    rng = random.Random(seed)
+
+    def some(count: int) -> int:
+        return round(count * share)
+
+    return [
+        Phase("formats", [*hostile.formats(rng, some(500))], 4, may_fail=True),
+        Phase("mixed, half cut off", [*hostile.mixed(rng, some(1000))], 8),
+        Phase("hints and fields", [*hostile.hints()], 4),
+        Phase("unreadable bodies", [*hostile.unreadable()], 4),
+        Phase("odd requests", [*odd_requests(rng, some(5000))], 24),
+        Phase("pins", [*hostile.pins(rng, some(300))], 8),
+        Phase("batches", [*hostile.batches(rng, 1 + some(7), 1 + some(999))], 1),
+        Phase("scrapes", [*hostile.scrapes(some(1000))], 16),
+    ]
 
 
 def odd_requests(rng: random.Random, count: int) -> Iterator[Attack]:

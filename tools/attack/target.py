@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -60,23 +59,22 @@ GREEDY: list[dict[str, Any]] = [
 ]
 
 
-def demo_server(
-    *arguments: str,
-    plugin: bool = True,
-    num_blocks: int = NUM_BLOCKS,
-    max_model_len: int = MAX_MODEL_LEN,
-    log_path: Path | None = None,
-) -> VllmServer:
+ARGUMENTS = (
+    *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--scheduling-policy", "priority"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+)
+
+
+def demo_server(plugin: bool = True) -> VllmServer:
     """A server of the demo model, not started."""
     return VllmServer(
         MODEL_PATH,
         plugin=plugin,
         served_model_name="demo",
-        max_model_len=max_model_len,
+        max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
-        extra_args=["--num-gpu-blocks-override", str(num_blocks), *arguments],
+        extra_args=ARGUMENTS,
         env=CPU_SETTINGS,
-        log_path=log_path,
     )
 
 
@@ -124,9 +122,15 @@ def server_processes(server: VllmServer) -> list[psutil.Process]:
     return psutil.Process(server.pid).children(recursive=True)
 
 
-def num_log_lines(server: VllmServer) -> int:
-    """Lines that the server has written so far."""
-    return server.log_path.read_bytes().count(b"\n")
+def log_lines(server: VllmServer, text: str = "") -> list[str]:
+    """Lines with `text` that the server has written so far."""
+    lines = server.log_path.read_text(errors="replace").splitlines()
+    return [line for line in lines if text in line]
+
+
+def parts(url: str) -> dict[str, str]:
+    """The state of each part."""
+    return dict(httpx.get(f"{url}/v1/sgl/stats", timeout=60).json()["parts"])
 
 
 def wait_until_idle(url: str, timeout_s: float = 60) -> None:

@@ -19,15 +19,6 @@ RECIPE = re.compile(r"^\*\*(.+?)[:.].*?^```diff\n(.*?)^```\n.*?^```python\n(.*?)
 """The name of a recipe, its patch, and its check."""
 
 
-def test_the_map_is_up_to_date() -> None:
-    assert source_tree.SECTION.written_into(PAGE) == PAGE, "run `make map`"
-
-
-def test_every_package_says_what_it_is() -> None:
-    silent = [package for package in source_tree.packages() if not source_tree.summary_of(package)]
-    assert silent == []
-
-
 def test_the_files_named_in_recipes_exist() -> None:
     named = re.findall(r"`([\w./]+/[\w./]*\.\w+)`", PAGE)
     missing = [name for name in named if not (source_tree.ROOT / name).exists()]

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from sgl_vllm.commands import demo
-from tools import chart, first_screen, recording
+from tools import chart, recording
 from tools.generated import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -103,14 +103,6 @@ def test_the_readme_has_the_counts_of_the_terminal() -> None:
     for name in ("forward_passes", "computed_prompt_tokens", "forced_tokens"):
         stock, plugin = (getattr(arm.counters, name) for arm in (run.stock, run.plugin))
         assert f"{stock} and {plugin} " in alternative
-
-
-def test_the_script_that_tries_the_first_screen_finds_it() -> None:
-    screen = first_screen.Screen.read(README)
-    assert [words.split()[0] for words in screen.package] == ["git", "pip", "sgl-vllm", "vllm"]
-    assert [words.split()[0] for words in screen.vllm] == ["pip", "sgl-vllm"]
-    compile(screen.program, "README.md", "exec")
-    assert first_screen.URL in screen.program and screen.printed
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/install.md"])

@@ -3,7 +3,7 @@
 Owns the process in which it is asked, one per device. Does not own the answers, nor which models
 and flags are asked about.
 
-    python -m tools.outlooks DEVICE FILE    # prints the answers to the questions in a file
+    python -m tools.support.outlooks DEVICE FILE    # prints the answers to the questions in a file
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU, GPU = "cpu", "gpu"
 MODELS_FOLDER = "{models}"
 """In a flag, stands for the folder with the models."""
 
-_MARK = "tools.outlooks "
+_MARK = "tools.support.outlooks "
 
 Configs = Mapping[str, Mapping[str, Any]]
 """The `config.json` of each model, by its name."""
@@ -74,7 +74,7 @@ def ask(device: str, models: Configs, questions: Iterable[Sequence[str]]) -> lis
             "HF_HUB_OFFLINE": "1",
         }
         answer = subprocess.run(
-            [sys.executable, "-m", "tools.outlooks", device, f"{scratch}/asked.json"],
+            [sys.executable, "-m", "tools.support.outlooks", device, f"{scratch}/asked.json"],
             capture_output=True,
             text=True,
             cwd=ROOT,
