@@ -40,7 +40,7 @@ from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_record import is_first_admission
 from sgl_vllm.radix.retention import Retention
-from sgl_vllm.radix.snapshot import NO_CONTEXTS, CacheSnapshot, Json, take_snapshot
+from sgl_vllm.radix.snapshot import NO_CONTEXTS, Json, take_snapshot
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
@@ -425,20 +425,20 @@ class RadixKVCacheManager(KVCacheManager):
         max_tokens: int,
         wanted: Collection[Node] = (),
         contexts: Mapping[Node, Json] = NO_CONTEXTS,
-    ) -> CacheSnapshot | None:
-        """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has
-        totals only, and never tokens. See `take_snapshot`."""
+    ) -> Json:
+        """The shape of the cache as JSON; empty if the tree is off. Of tenants with a `cache_salt`
+        it has totals only, and never tokens. See `take_snapshot`."""
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
         if self.is_off:
-            return None
+            return {}
         pinned = self.pins.block_ids
-        return CacheSnapshot(
-            policy=self.policy,
-            total_blocks=self.block_pool.num_gpu_blocks - 1,
-            free_blocks=self.pool.num_empty_blocks,
-            num_pinned_blocks=len(pinned),
-            tree=take_snapshot(
+        return {
+            "policy": self.policy,
+            "total_blocks": self.block_pool.num_gpu_blocks - 1,
+            "free_blocks": self.pool.num_empty_blocks,
+            "num_pinned_blocks": len(pinned),
+            **take_snapshot(
                 self.pool.tree,
                 max_nodes,
                 is_isolated=is_salted,
@@ -447,4 +447,4 @@ class RadixKVCacheManager(KVCacheManager):
                 max_tokens=max_tokens,
                 contexts=contexts,
             ),
-        )
+        }

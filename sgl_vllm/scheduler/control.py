@@ -111,9 +111,7 @@ class EngineControl:
             known, contexts = programs.snapshot(shows_tools=max_tokens > 0)
         wanted = queue.nodes_of_head() if queue is not None else ()
         snapshot = radix.snapshot(max_nodes, max_tokens, wanted, contexts)
-        if snapshot is None:
-            return {}
-        return snapshot.to_json() | ({} if known is None else {"programs": known})
+        return snapshot | {"programs": known} if snapshot and known is not None else snapshot
 
     def called_tool(self, request_id: str, tool: str) -> None:
         """The answer that its client knows by this id calls `tool`: `Programs.called_tool`."""

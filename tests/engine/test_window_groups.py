@@ -222,15 +222,14 @@ def test_a_hit_ends_where_a_snapshot_says_that_it_may(layout):
 def prefixes_and_hit_ends(tree: RadixTree) -> list[tuple[list[int], list[int]]]:
     """For every node the tokens up to its end, and the lengths at which a hit may end in them."""
     known: list[tuple[list[int], list[int]]] = []
-    for node in take_snapshot(tree, max_tokens=MAX_MODEL_LEN).nodes:
-        assert node.tokens is not None and node.hit_ends is not None
-        tokens, ends = known[node.parent] if node.parent is not None else ([], [])
+    for node in take_snapshot(tree, max_tokens=MAX_MODEL_LEN)["nodes"]:
+        tokens, ends = known[node["parent"]] if node["parent"] is not None else ([], [])
         here = [
             len(tokens) + number
-            for first, last in node.hit_ends.ranges
+            for first, last in node["hit_ends"]["ranges"]
             for number in range(first, last + 1)
         ]
-        known.append((tokens + node.tokens, ends + here))
+        known.append((tokens + node["tokens"], ends + here))
     return known
 
 

@@ -1,142 +1,161 @@
-"""Random lives of a cache: the tree against dictionaries that record what every block holds."""
+"""Random lives of a cache: the tree against what every block holds (`lives.py`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterable
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.components.state_order import Kind
+from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.invariants import check_tree
-from sgl_vllm.radix.node import Match, Node
+from sgl_vllm.radix.node import holder_of
+from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tokens import pack
-from sgl_vllm.radix.tree import RadixTree
 from tests.effort import examples
+from tests.unit.radix.lives import STATE, Content, LifeOfATree, Running
 
 NAMESPACES = st.sampled_from("xy")
-SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
 
-@dataclass
-class Running:
-    """A request that holds blocks. `own_leaf` is what the tree returned at its last insert."""
-
-    namespace: str
-    tokens: list[int]
-    blocks: list[int]
-    own_leaf: Node | None = None
-
-
-class TreeAgainstModel(RuleBasedStateMachine):
-    """Requests arrive, match, hold the blocks that they hit and fresh blocks for the rest, are
-    inserted (at once, or when they finish), decode, and finish. Blocks are evicted and reused.
-
-    The model: for each block its tokens, its namespace, and how many requests hold it.
-    """
-
-    @initialize(
-        block_size=st.integers(1, 5),
-        policy=st.sampled_from(sorted(POLICIES)),
-        memory=st.sampled_from([0, 1 << 11, 1 << 20]),
-    )
-    def start(self, block_size, policy, memory):
-        self.size = block_size
-        self.now = 0.0
-        self.tree = RadixTree(
-            block_size, POLICIES[policy], clock=self.clock, max_evicted_bytes=memory
-        )
-        self.content: dict[int, tuple[str, list[int]]] = {}
-        self.holders: dict[int, int] = {}
-        self.running: list[Running] = []
-        self.inserted: list[tuple[str, list[int]]] = []
-        self.watching: dict[int, tuple[str, list[int], Match]] = {}
-        self.wanted: set[Node] = set()
-        self.fresh = count()
-
-    def clock(self) -> float:
-        self.now += 1
-        return self.now
+class TreeAgainstModel(LifeOfATree):
+    """Requests arrive, hold what they hit and go on from there in blocks of their own. What they
+    compute and some of their states enter the tree before they give them back."""
 
     # -- what a cache does --------------------------------------------------------------------
 
-    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES, at_once=st.booleans())
-    def admit(self, data, namespace, tokens, at_once):
-        if self.inserted and data.draw(st.booleans(), "continues an earlier one"):
-            namespace, earlier = data.draw(st.sampled_from(self.inserted))
-            tokens = [*earlier[: data.draw(st.integers(1, len(earlier)))], *tokens[:4]]
+    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES, first_chunk=st.integers(0, 30))
+    def admit(self, data, namespace, tokens, first_chunk):
+        namespace, tokens = self.draw_continuation(data, namespace, tokens)
         match = self.tree.match_prefix(namespace, pack(tokens))
-        shared = self.tree.block_ids(match, match.num_tokens)[: match.num_tokens // self.size]
-        self.tree.lock(shared)
-        self.tree.record_hit(match)
-        for block in shared:
-            self.holders[block] = self.holders.get(block, 0) + 1
-        request = Running(namespace, [], shared)
+        limit = len(tokens)
+        if data.draw(st.booleans(), "computes more than it must"):
+            limit = data.draw(st.integers(0, len(tokens)))
+        num_cached = self.tree.longest_hit(match, limit)
+        hit = [self.tree.block_ids(match, num_cached), *self.tree.window_ids(match, num_cached)]
+        state = self.tree.state_ids(match, num_cached)
+        if num_cached:
+            all_of_it = data.draw(st.booleans(), "counts as a hit of the whole match")
+            used = self.tree.record_hit(match if all_of_it else holder_of(match, num_cached))
+            self.tree.record_state_use(used, num_cached)
+        request = Running(namespace, tokens[:num_cached], hit)
+        if num_cached:
+            request.states[num_cached] = state
+        for size, ids in zip(self.sizes, hit, strict=True):
+            if num_cached % size:  # a copy of the partial last block
+                ids[-1] = self.copy(ids[-1], num_cached)
+        if num_cached % self.size:  # and of the state
+            request.states[num_cached] = [self.copy(block, num_cached) for block in state]
+        self.hold(request.held())
         self.running.append(request)
-        self.write(request, tokens, len(shared) * self.size)
-        if at_once:
-            self.insert(request)
+        if data.draw(st.booleans(), "block by block"):
+            self.compute_by_blocks(request, tokens)
+        else:
+            self.compute(request, tokens[: num_cached + first_chunk])
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=6))
-    def decode(self, data, more):
+    @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=9))
+    def compute_more(self, data, more):
         request = self.draw_running(data)
-        self.write(request, [*request.tokens, *more], len(request.tokens))
-        if data.draw(st.booleans()):
-            self.insert(request)
+        tokens = [*request.tokens, *more]
+        if data.draw(st.booleans(), "block by block"):
+            self.compute_by_blocks(request, tokens)
+            return
+        if data.draw(st.booleans(), "gives back what it does not need for that"):
+            self.leave_behind(request)
+        self.compute(request, tokens)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def insert_less_than_before(self, data):
-        """An aborted request: not all that was scheduled has been computed."""
+    def insert_running(self, data):
+        """Less than before, perhaps, as of an aborted request, and not all states."""
         request = self.draw_running(data)
-        length = data.draw(st.integers(0, len(request.tokens)))
-        self.insert_into_tree(request, length)
+        length = len(request.tokens)
+        if data.draw(st.booleans(), "not all tokens"):
+            length = data.draw(st.integers(0, length))
+        self.insert(request, length, self.draw_states(data, request, length))
+
+    @precondition(lambda self: self.running and self.recurrent)
+    @rule(data=st.data(), insert_before=st.booleans())
+    def leave_checkpoint(self, data, insert_before):
+        """A copy of its running state, which it holds only until the copy is made."""
+        request = self.draw_running(data)
+        position = len(request.tokens)
+        if not position:
+            return
+        if insert_before:
+            self.insert(request, position, {})
+        copies = [self.copy(block, position) for block in request.states[position]]
+        self.hold(copies)
+        self.insert(request, position, {position: copies})
+        self.tree.mark_state(copies[0], data.draw(st.sampled_from(Kind)))
+        self.release(copies)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def give_back(self, data):
+        self.leave_behind(self.draw_running(data))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), keep=st.booleans())
     def finish(self, data, keep):
         request = self.draw_running(data)
         if keep:
-            self.insert(request)
+            length = len(request.tokens)
+            self.insert(request, length, self.draw_states(data, request, length))
         self.running.remove(request)
-        for block in request.blocks:
-            self.holders[block] -= 1
-        self.tree.unlock([b for b in reversed(request.blocks) if not self.holders[b]])
+        for ids in request.blocks:
+            self.release(reversed(ids))
+        self.release_states(request, request.states)
 
-    @rule(num_blocks=st.integers(1, 6), data=st.data())
+    @rule(num_blocks=st.integers(1, 9), data=st.data())
     def evict(self, num_blocks, data):
         if not data.draw(st.booleans(), "in the same step as the last eviction"):
             self.wanted = set()
-            if self.inserted and data.draw(st.booleans()):
+            if self.inserted and data.draw(st.booleans(), "some are wanted"):
                 namespace, tokens = data.draw(st.sampled_from(self.inserted))
                 node = self.tree.match_prefix(namespace, pack(tokens)).node
                 self.wanted = set() if node is None else {node}
         num_evictable = self.tree.num_evictable_blocks
-        evicted = self.evicting(lambda: self.tree.evict(num_blocks, self.wanted))
+        assert num_evictable == sum(not self.holders[block] for block in self.blocks_in_tree())
+        paths, evicted = self.evicting(lambda: self.tree.evict(num_blocks, self.wanted))
         free = [block for block in evicted if not self.holders[block]]
         assert len(free) >= min(num_blocks, num_evictable)
-        if len(evicted) == len(free):
+        if self.tree.num_groups == 1 and len(evicted) == len(free):
             assert len(free) == min(num_blocks, num_evictable)
         # A held block is evicted only because one before it, which no request holds, was.
-        for blocks in self.paths_before:
+        for blocks in paths:
             gone = [bool(self.holders[block]) for block in blocks if block in evicted]
             assert True not in gone or gone[0] is False
 
     @rule(age=st.integers(0, 40))
     def expire(self, age):
-        evicted = self.evicting(lambda: self.tree.expire(self.now - age))
-        assert not any(self.holders[block] for block in evicted)
+        _, evicted = self.evicting(lambda: self.tree.expire(self.now - age))
+        of_full_attention = [block for block in evicted if not self.content[block].group]
+        assert not any(self.holders[block] for block in of_full_attention)
 
     @precondition(lambda self: self.content)
     @rule(data=st.data())
     def evict_one(self, data):
-        block = data.draw(st.sampled_from(sorted(self.content)))
-        evicted = self.evicting(lambda: self.tree.evict_block(block))
-        assert evicted == [] or block in evicted
+        """Of a window group, that is a hole and no more; of a recurrent one, its state; of full
+        attention, what continues it."""
+        beside = sorted(b for b, held in self.content.items() if held.group and b in self.tree)
+        of_full_attention = sorted(self.blocks_in_tree().difference(beside))
+        blocks = data.draw(st.sampled_from([beside, of_full_attention])) or sorted(self.content)
+        block = data.draw(st.sampled_from(blocks))
+        before, gone = self.blocks_in_tree(), self.content[block]
+        _, evicted = self.evicting(lambda: self.tree.evict_block(block))
         assert block not in self.tree
+        if block in before and gone.number == STATE:
+            assert set(evicted) == self.state_in_tree(gone.namespace, gone.tokens, before)
+        elif block in before and gone.group:
+            assert evicted == [block]
+        for other in map(self.content.__getitem__, evicted):
+            if gone.group == 0 and other.number == STATE:
+                assert len(other.tokens) > gone.number * self.size, "it was before the block"
 
     @precondition(lambda self: not self.running)
     @rule()
@@ -148,10 +167,9 @@ class TreeAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES)
     def watch(self, data, namespace, tokens):
         """A new watcher, or one that watches something else already."""
-        if self.inserted and data.draw(st.booleans(), "continues an earlier one"):
-            namespace, earlier = data.draw(st.sampled_from(self.inserted))
-            tokens = [*earlier[: data.draw(st.integers(1, len(earlier)))], *tokens[:4]]
-        self.watch_from_now(data.draw(st.integers(0, 7)), namespace, tokens)
+        self.watch_from_now(
+            data.draw(st.integers(0, 7)), *self.draw_continuation(data, namespace, tokens)
+        )
 
     @rule(watcher=st.integers(0, 7))
     def unwatch(self, watcher):
@@ -160,36 +178,93 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
     # -- what must hold -----------------------------------------------------------------------
 
-    @rule(namespace=NAMESPACES, tokens=SEQUENCES)
-    def every_hit_reads_the_right_tokens(self, namespace, tokens):
+    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES)
+    def a_hit_is_as_long_as_the_blocks_in_the_tree_allow(self, data, namespace, tokens):
+        namespace, tokens = self.draw_continuation(data, namespace, tokens)
         match = self.tree.match_prefix(namespace, pack(tokens))
-        blocks = self.tree.block_ids(match, match.num_tokens)
-        assert len(blocks) == -(-match.num_tokens // self.size)
-        for number, block in enumerate(blocks):
-            want = tokens[number * self.size : min((number + 1) * self.size, match.num_tokens)]
-            owner, held = self.content[block]
-            assert owner == namespace and held[: len(want)] == want
+        limit = data.draw(st.integers(0, len(tokens)), "at most so many")
+        num_tokens = self.tree.longest_hit(match, limit)
+        assert num_tokens == self.longest_by_the_model(namespace, tokens, match.num_tokens, limit)
+        lists = [self.tree.block_ids(match, num_tokens), *self.tree.window_ids(match, num_tokens)]
+        for group, (size, ids) in enumerate(zip(self.sizes, lists, strict=True)):
+            assert len(ids) == -(-num_tokens // size)
+            num_skipped = self.num_skipped(group, num_tokens) // size
+            assert ids[:num_skipped] == [HOLE] * num_skipped
+            for number, block in enumerate(ids[num_skipped:], num_skipped):
+                held = self.content[block]
+                end = min((number + 1) * size, num_tokens)
+                assert (held.namespace, held.group, held.number) == (namespace, group, number)
+                assert held.tokens[:end] == tokens[:end]
+        state = self.tree.state_ids(match, num_tokens)
+        expected = [Content(namespace, i, STATE, tokens[:num_tokens]) for i in self.recurrent]
+        assert [self.content[block] for block in state] == (expected if num_tokens else [])
+
+    @precondition(lambda self: self.inserted)
+    @rule()
+    def a_snapshot_says_what_is_kept_and_where_hits_end(self):
+        sequences: list[list[int]] = []
+        nodes = take_snapshot(self.tree, max_tokens=10_000)["nodes"]
+        for node in nodes:
+            before = [] if node["parent"] is None else sequences[node["parent"]]
+            tokens = [*before, *node["tokens"]]
+            sequences.append(tokens)
+            lengths = range(len(before) + 1, len(tokens) + 1)
+            held = self.held_of(list(self.tree.roots)[node["namespace"]], tokens)
+            ends = [one - len(before) for one in lengths if self.is_readable(held, one, one)]
+            if "hit_ends" in node:
+                assert _numbers(node["hit_ends"]["ranges"]) == ends
+            else:
+                assert not self.kinds and not self.recurrent
+            if self.kinds:
+                assert _numbers((start, end - 1) for start, end in node["windows"]["kept"]) == [
+                    length - 1 - len(before)
+                    for length in lengths
+                    if all(
+                        held.get((group, (length - 1) // size), 0)
+                        >= min(((length - 1) // size + 1) * size, len(tokens))
+                        for group, size in enumerate(self.sizes[1:], 1)
+                    )
+                ]
+            if self.recurrent:
+                of_node = {number for _, number in held if -number in lengths}
+                positions = sorted(-number - len(before) for number in of_node)
+                assert node["states"]["positions"] == positions
+        in_tree = [self.content[block] for block in self.blocks_in_tree()]
+        assert sum(node["num_blocks"] for node in nodes) == len(in_tree)
+        for kind, groups in (("windows", range(1, len(self.sizes))), ("states", self.recurrent)):
+            num_blocks = sum(node.get(kind, {}).get("num_blocks", 0) for node in nodes)
+            assert num_blocks == sum(held.group in groups for held in in_tree)
 
     @invariant()
     def the_tree_agrees_with_itself_and_with_the_requests(self):
         if not hasattr(self, "tree"):
             return
         check_tree(self.tree)
-        in_tree = [block for block in self.content if block in self.tree]
-        held = [block for block in in_tree if self.holders[block]]
+        in_tree = self.blocks_in_tree()
         assert self.tree.num_blocks == len(in_tree)
-        assert self.tree.num_locked_blocks == len(held)
-        assert self.tree.num_evictable_blocks == len(in_tree) - len(held)
+        assert self.tree.num_locked_blocks == sum(bool(self.holders[block]) for block in in_tree)
 
     @invariant()
-    def watchers_that_would_match_something_else_are_notified(self):
+    def what_was_inserted_last_can_be_read_as_far_as_the_model_says(self):
+        for namespace, tokens in getattr(self, "inserted", [])[-1:]:
+            match, hit = self.hit_of(namespace, tokens)
+            expected = self.longest_by_the_model(namespace, tokens, match.num_tokens, len(tokens))
+            assert hit == expected
+
+    @invariant()
+    def watchers_are_notified_when_a_hit_changes(self):
+        """Beside windows, when it becomes as long as its match, or no longer is."""
         if not hasattr(self, "tree"):
             return
         changed = self.tree.watchers.take_changed()
         assert len(changed) == len(set(changed)) and self.watching.keys() >= set(changed)
         assert self.tree.watchers.take_changed() == []
-        for watcher, (namespace, tokens, match) in self.watching.items():
-            assert watcher in changed or self.tree.match_prefix(namespace, pack(tokens)) == match
+        for watcher, (namespace, tokens, (match, hit)) in self.watching.items():
+            if watcher not in changed:
+                match_now, hit_now = self.hit_of(namespace, tokens)
+                assert match_now == match
+                assert (hit_now == match.num_tokens) == (hit == match.num_tokens)
+                assert self.kinds or hit_now == hit
         for watcher in self.watching.keys() & changed:
             namespace, tokens, _ = self.watching[watcher]
             self.watch_from_now(watcher, namespace, tokens)
@@ -202,73 +277,12 @@ class TreeAgainstModel(RuleBasedStateMachine):
             assert len(self.tree.watchers) == 0
             self.tree.watchers.check_invariants()
 
-    # -- inside -------------------------------------------------------------------------------
 
-    def watch_from_now(self, watcher: int, namespace: str, tokens: list[int]) -> None:
-        match = self.tree.match_prefix(namespace, pack(tokens))
-        self.tree.watchers.watch(watcher, namespace, pack(tokens), match)
-        self.watching[watcher] = namespace, tokens, match
-
-    def draw_running(self, data) -> Running:
-        return self.running[data.draw(st.integers(0, len(self.running) - 1))]
-
-    def write(self, request: Running, tokens: list[int], begin: int) -> None:
-        """`request` computes tokens[begin:] into its own blocks."""
-        for number in range(begin // self.size, -(-len(tokens) // self.size)):
-            if number == len(request.blocks):
-                block = next(self.fresh)
-                request.blocks = [*request.blocks, block]
-                self.holders[block] = 1
-            block = request.blocks[number]
-            self.content[block] = (
-                request.namespace,
-                tokens[number * self.size : (number + 1) * self.size],
-            )
-        request.tokens = tokens
-
-    def insert(self, request: Running) -> None:
-        tokens = pack(request.tokens)
-        before = [
-            (entry, self.tree.match_prefix(entry[0], pack(entry[1])).num_tokens)
-            for entry in self.inserted
-        ]
-        taken, evicted = self.insert_into_tree(request, len(request.tokens))
-        assert set(taken) <= set(request.blocks)
-        assert not any(block in self.tree for block in evicted)
-        assert self.tree.match_prefix(request.namespace, tokens).num_tokens == len(request.tokens)
-        for (namespace, sequence), length in before:
-            assert self.tree.match_prefix(namespace, pack(sequence)).num_tokens >= length
-        self.inserted.append((request.namespace, request.tokens))
-
-    def insert_into_tree(self, request: Running, length: int) -> tuple[list[int], list[int]]:
-        own_leaf = request.own_leaf if self.tree.can_extend(request.own_leaf, length) else None
-        request.own_leaf, taken, evicted, _ = self.tree.insert(
-            request.namespace,
-            pack(request.tokens[:length]),
-            request.blocks[own_leaf.end // self.size if own_leaf else 0 :],
-            own_leaf,
-        )
-        return taken, evicted
-
-    def evicting(self, step) -> list[int]:
-        """Run a step that evicts: every sequence keeps what precedes its first evicted block."""
-        paths = []
-        for namespace, tokens in self.inserted:
-            match = self.tree.match_prefix(namespace, pack(tokens))
-            blocks = self.tree.block_ids(match, match.num_tokens)
-            paths.append((namespace, tokens, match.num_tokens, blocks))
-        self.paths_before = [blocks for *_, blocks in paths]
-        evicted = step()
-        assert len(evicted) == len(set(evicted))
-        for namespace, tokens, length, blocks in paths:
-            kept = next((i for i, block in enumerate(blocks) if block in evicted), None)
-            now = self.tree.match_prefix(namespace, pack(tokens)).num_tokens
-            assert now <= length
-            assert now >= (length if kept is None else kept * self.size)
-        return evicted
+def _numbers(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    return [number for first, last in ranges for number in range(first, last + 1)]
 
 
 TestTreeAgainstModel = TreeAgainstModel.TestCase
 TestTreeAgainstModel.settings = settings(
-    max_examples=examples(300), stateful_step_count=30, deadline=None
+    max_examples=examples(150), stateful_step_count=30, deadline=None
 )
