@@ -1,16 +1,18 @@
-"""Runs a stream's operations: what each expression does to the prompt.
+"""What each operation does to the prompt of a stream.
 
-Owns the stream's prompt (its transcript, the text being generated, text generated ahead) and the
-meaning of every operation. `gen` is in `generation.py`, queueing and errors are in `stream.py`.
-Runs on the background loop; knows no protocol, which is the backends' job.
+Owns the prompt (its transcript, the text being generated, text generated ahead) and the meaning of
+every operation but those that need other streams: forks, blocks and computed expressions are in
+`stream.py`. `gen` is in `generation.py`. Runs on the background loop; knows no protocol, which is
+the backends' job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol  # Any: what a coroutine sends is not used
+from typing import Any  # Any: what a coroutine sends is not used
 
 from sgl_vllm.lang.backends.base import logger
 from sgl_vllm.lang.backends.requests import ScoreAnswer
@@ -18,8 +20,6 @@ from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
 from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
     AnyOrder,
-    Block,
-    Computed,
     Gen,
     Making,
     RoleBegin,
@@ -30,15 +30,13 @@ from sgl_vllm.lang.ir import (
     Text,
     Tool,
     Transcription,
-    Values,
     Var,
     VarScopeBegin,
     VarScopeEnd,
-    parts_of,
 )
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.making import make
-from sgl_vllm.lang.operation_queue import Waits
+from sgl_vllm.lang.operation_queue import OperationQueue
 from sgl_vllm.lang.operations import (
     AppendTexts,
     Await,
@@ -50,19 +48,46 @@ from sgl_vllm.lang.operations import (
     Needed,
     Operation,
     Read,
-    needed_by,
 )
 from sgl_vllm.lang.ordering import arranged, pieces_of, places_of
-from sgl_vllm.lang.prefill_ahead import PrefillAhead
+from sgl_vllm.lang.prefill_ahead import PrefillAhead, tool_times
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.text import check_unicode
-from sgl_vllm.lang.tool_times import tool_times
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Timing, Transcript, Variable
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.waiting import RunningTool, current_tool
-from sgl_vllm.protocol.hints import Hints
+from sgl_vllm.protocol.hints import NO_HINTS, Hints
+
+
+class Listeners:
+    """What is called on the loop whenever a stream has more text, or ends."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], object]] = []
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def add(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call `listener` from now on. Call the result to stop that."""
+        self._listeners.append(listener)
+        return functools.partial(self._remove, listener)
+
+    def notify(self) -> None:
+        """Call the listeners."""
+        for listener in tuple(self._listeners):
+            try:
+                listener()
+            except Exception:  # such as a reader whose own event loop has ended
+                logger.debug("removed the listener %r, which failed", listener, exc_info=True)
+                self._remove(listener)
+
+    def _remove(self, listener: Callable[[], object]) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
 
 
 @dataclass(frozen=True)
@@ -75,65 +100,37 @@ class Written:
     pieces: tuple[bytes, ...] = ()
 
 
-class Host(Protocol):
-    """The stream whose operations are run."""
-
-    @property
-    def waits(self) -> Waits:
-        """What its operations wait for."""
-
-    def changed(self) -> None:
-        """Text has been added."""
-
-    def upcoming(self) -> Sequence[Operation]:
-        """The operations that are queued behind the running one."""
-
-    def hints_of(self, expr: Gen, num_own: int | None, is_last: bool) -> Hints:
-        """Those of a generation that is being sent (see `Lookahead.hints`)."""
-
-    def run_block(self, block: Block, variables: Needed) -> Awaitable[Values]:
-        """Let a block write the prompt on a stream of its own."""
-
-
 class Execution:
-    """Runs the operations of one stream, one at a time.
+    """Runs the operations of one prompt, one at a time.
+
+    `queue` is that of the stream whose operations are run: the prompt's own, or that of a block.
 
     Invariant: `written` is replaced as a whole, so that every thread sees a transcript together
     with the partial text that follows it.
     """
 
-    def __init__(self, run: Run, where: str, host: Host, transcript: Transcript) -> None:
+    def __init__(self, run: Run, where: str, queue: OperationQueue, transcript: Transcript) -> None:
+        self.queue = queue
         self.written = Written(transcript)
         self.joins: list[JoinRecord] = []
+        self.listeners = Listeners()
         self._run = run
         self._where = where
-        self._host = host
         self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
         self._scopes: list[tuple[str, int]] = []  # the open var_scopes, and where they begin
 
-    def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:
-        """Continue what a parent has written. `is_cached` says whether the server has it."""
-        self.written = Written(transcript)
-        self._ahead = ahead
-        self._num_own = 0 if is_cached else None
-
-    def take_over(self, other: Execution) -> None:
-        """Continue the same prompt from where `other` has written it to."""
-        self.written = other.written
-        self.joins = other.joins
-        self._ahead = other._ahead
-        self._num_own = other._num_own
+    def begin(self, parent: Execution) -> None:
+        """Continue what the prompt of the parent has written when it forks (see `share`)."""
+        self.written = Written(parent.written.transcript)
+        self._ahead, self._num_own = parent._ahead, parent._num_own
 
     def stop(self) -> None:
         """Nothing is executed any more."""
         self.written = Written(self.written.transcript)
 
-    async def execute(
-        self, operation: Operation, needed: Needed
-    ) -> Variable | Transcript | Values | None:
-        """Run `operation`. Returns its variable if it makes one; for a Read, the transcript; for a
-        Block, its variables by name."""
+    async def execute(self, operation: Operation, needed: Needed) -> Variable | Transcript | None:
+        """Run `operation`. Returns its variable if it makes one; for a Read, the transcript."""
         transcript = self.written.transcript
         match operation:
             case Text(value):
@@ -150,10 +147,6 @@ class Execution:
                 self._append((await result_of(needed[name])).text, "variable", name)
             case AnyOrder():
                 await self._append_any_order(operation, needed)
-            case Computed():
-                return await self._compute(operation, needed)
-            case Block():
-                return await self._host.run_block(operation, needed)
             case Tool():
                 tool = await filled(operation, needed)
                 return await self._timed(self._append_result(tool, self._call_now(tool)))
@@ -172,8 +165,6 @@ class Execution:
                 await result_of(future)
             case Read():
                 return transcript
-            case Fork():
-                await self._fork(operation)
             case Gather(name, futures, branches):
                 values = [(await result_of(future)).value for future in futures]
                 self.joins.append(JoinRecord(len(transcript.spans), branches, name))
@@ -214,14 +205,14 @@ class Execution:
     def _show(self, partial: str) -> None:
         """Let readers see the text generated so far."""
         self.written = Written(self.written.transcript, partial)
-        self._host.changed()
+        self.listeners.notify()
 
     def _show_media(self, text: str, piece: bytes) -> None:
         """Let readers have more text and the next piece of a file."""
         written = self.written
         pieces = (*written.pieces, piece) if piece else written.pieces
         self.written = Written(written.transcript, written.partial + text, pieces)
-        self._host.changed()
+        self.listeners.notify()
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -229,7 +220,7 @@ class Execution:
         before = self.written.transcript
         if self._num_own is not None:
             self._num_own += 1
-        hints = functools.partial(self._host.hints_of, expr, self._num_own)
+        hints = functools.partial(self._hints, expr)
         generation = Generation(expr, self._run, before, self._ahead, self._show, hints)
         result = await generation.result()
         self._ahead = result.ahead
@@ -239,6 +230,19 @@ class Execution:
         )
         self.written = Written(after.seen())
         return result.variable
+
+    def _hints(self, expr: Gen, is_last: bool) -> Hints:
+        """Those of `expr`, which is being sent: which step it is, and what is known to follow its
+        last attempt (see `Lookahead.hints`)."""
+        if not global_config.enable_hints_of_what_follows:
+            return NO_HINTS
+        hints, lookahead = NO_HINTS, self._run.lookahead
+        running = self.queue.running
+        # Inside of a computed value, the queue does not show what follows.
+        if is_last and running is not None and running.operation is expr:
+            prompt = self.written.transcript.text
+            hints = lookahead.hints(self.queue.upcoming(), self._num_own, prompt)
+        return lookahead.with_step(hints, expr.step)
 
     async def _select(self, expr: Select) -> Variable:
         self._ahead = None
@@ -284,25 +288,15 @@ class Execution:
 
     # --- the user's code -----------------------------------------------------------------------
 
-    async def _compute(self, expr: Computed, variables: Needed) -> Variable:
-        variable = Variable.of("")
-        for part in parts_of(await expr.function()):
-            result = await self.execute(part, needed_by(part, variables))
-            if isinstance(result, Variable):
-                variable = result
-            elif isinstance(result, Mapping) and expr.name is not None:
-                variable = result[expr.name]
-        return variable
-
     async def call(self, tool: Tool, early: RunningTool | None = None) -> object:
         """Call a tool whose arguments are values. Returns its result.
 
         Args:
             early: stands for the call of a tool before its turn.
         """
-        running = early or RunningTool(self._host.waits, current_tool.get())
+        running, tools = early or RunningTool(current_tool.get()), self.queue.tools
         if early is None:
-            self._host.waits.tools.append(running)
+            tools.append(running)
         token = current_tool.set(running)
         try:
             return await self._run.background.call_tool(
@@ -314,7 +308,7 @@ class Execution:
             current_tool.reset(token)
             running.has_ended = True
             if early is None:
-                self._host.waits.tools.remove(running)
+                tools.remove(running)
 
     async def _append_result(self, tool: Tool, call: Coroutine[Any, Any, object]) -> Variable:
         variable = Variable.of(await call)
@@ -342,7 +336,7 @@ class Execution:
         """Whether the prompt goes on with text of the model, as far as is known."""
         return self._ahead is None and any(
             isinstance(operation, Gen | SpokenGen | Select | Fork)
-            for operation in self._host.upcoming()
+            for operation in self.queue.upcoming()
         )
 
     async def _warm(
@@ -390,18 +384,17 @@ class Execution:
 
     # --- fork and join -------------------------------------------------------------------------
 
-    async def _fork(self, operation: Fork) -> None:
-        """Send what the branches share to the server, then start them."""
+    async def share(self, num_branches: int) -> None:
+        """Before a fork: send what its branches share to the server, so that they find it cached.
+        Not if the server has (nearly) all of it, or will not be asked."""
         transcript = self.written.transcript
         if self._ahead is not None and self._ahead.sampling.temperature != 0:
             self._ahead = None  # one sample, and each branch draws its own
         is_cached = not transcript.is_worth_a_hint
-        if len(operation.children) > 1 and self._ahead is None and transcript.is_worth_a_hint:
+        if num_branches > 1 and self._ahead is None and not is_cached:
             is_cached = await self._warm(transcript, self._run.backend.warm)
             self.written = Written(transcript.seen())
         self._num_own = 0 if is_cached else None
-        for child in operation.children:
-            child.begin(self.written.transcript, self._ahead, is_cached=is_cached)
 
     async def _append_texts(self, operation: AppendTexts) -> None:
         num_spans = len(self.written.transcript.spans)

@@ -50,7 +50,9 @@ class _Follower(ABC, Generic[T]):
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Around waiting for a change. RuntimeError in a tool that is waited for, as `waiting`."""
-        return waiting(*self._stream.last()) if self._future is None else waiting(self._future)
+        return (
+            waiting(*self._stream.queue.last()) if self._future is None else waiting(self._future)
+        )
 
     def pieces(self) -> Iterator[T]:
         """Block the thread for each piece."""

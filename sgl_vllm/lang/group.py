@@ -168,7 +168,7 @@ class ProgramGroup(Generic[StateT]):
     def _choose(self, winner: StateT) -> StateT:
         for state in self._states:
             if state is not winner:
-                state._stream.run.discard(state._stream)
+                state._stream.discard()
         self._states = [winner]
         return winner
 

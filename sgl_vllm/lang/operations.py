@@ -1,8 +1,8 @@
 """What a stream can run beside expressions: reading its transcript, forking and joining, and
 waiting for a tool that was called early.
 
-Owns these operations as values, and which variables an operation reads. `execution.py` carries
-them out.
+Owns these operations as values, and what an operation waits for. `stream.py` and `execution.py`
+carry them out.
 """
 
 from __future__ import annotations
@@ -10,15 +10,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeAlias  # Any: what a future has is not used
+from typing import Any, Protocol, TypeAlias  # Any: what a future has is not used
 
-from sgl_vllm.lang.branch import Branch
+from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Block, Computed, Expr, Tool, names_read
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.lang.waiting import Blocker, RunningTool
 
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 """The variables that an operation reads when it runs."""
+
+
+class Branch(Protocol):
+    """A stream, as the operations and the run know it."""
+
+    where: str
+    forked_at: int
+    is_of_block: bool
+
+    @property
+    def is_idle(self) -> bool: ...
+    @property
+    def error(self) -> ProgramError | None: ...
+    @property
+    def variables(self) -> Needed: ...
+    def begin(self, parent: Any) -> None: ...  # Any: the parent's `Execution`
+    def read(self) -> Future[Transcript]: ...
+    def fail(self, error: ProgramError) -> None: ...
+    def cancel(self) -> None: ...
+    def all_changed(self) -> None: ...
 
 
 def needed_by(expr: Expr, variables: Needed) -> Needed:

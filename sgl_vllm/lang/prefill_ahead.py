@@ -1,12 +1,13 @@
 """Has the server compute a prompt while a tool runs, so that its result finds it cached.
 
-Owns when the prompt is sent, and when that is canceled. Does not own the tool's call
-(`execution.py`), nor how long tools take (`tool_times.py`). Runs on the background loop.
+Owns when the prompt is sent, when that is canceled, and how long tools take. Does not own the
+tool's call (`execution.py`). Runs on the background loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,32 @@ AGAIN_AFTER = 0.8
 
 AGAIN_MIN_CHARS = 4096
 """A prompt of fewer characters is computed so fast that it is not sent a second time."""
+
+_MAX_TOOLS = 512
+
+
+class ToolTimes:
+    """The last 16 durations of each of the 512 tools used last, by name."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def took(self, tool: str, seconds: float) -> None:
+        """A call of `tool` has returned."""
+        self._last.setdefault(tool, deque(maxlen=16)).append(seconds)
+        self._last.move_to_end(tool)
+        if len(self._last) > _MAX_TOOLS:
+            self._last.popitem(last=False)
+
+    def soonest_s(self, tool: str) -> float | None:
+        """How soon a call that begins now may return: three in four of the last calls took at least
+        as long. None if fewer than four are known."""
+        known = sorted(self._last.get(tool, ()))
+        return known[len(known) // 4] if len(known) >= 4 else None
+
+
+tool_times = ToolTimes()
+"""Those of this process."""
 
 
 class PrefillAhead:
@@ -57,10 +84,13 @@ class PrefillAhead:
         if not global_config.enable_prefill_during_tools:
             yield
             return
-        loop = asyncio.get_running_loop()
-        timers = [loop.call_later(AFTER_S, self._first)]
-        if tool_s is not None and tool_s >= LONG_TOOL_S:
-            timers.append(loop.call_later(AGAIN_AFTER * tool_s, self._again))
+        call_later, transcript = asyncio.get_running_loop().call_later, self._transcript
+        timers = []
+        if transcript.is_worth_a_hint:
+            timers.append(call_later(AFTER_S, self._start))
+        is_long = len(transcript.text) >= AGAIN_MIN_CHARS and not transcript.reusable
+        if is_long and tool_s is not None and tool_s >= LONG_TOOL_S:
+            timers.append(call_later(AGAIN_AFTER * tool_s, self._start))
         try:
             yield
         finally:
@@ -69,17 +99,9 @@ class PrefillAhead:
             if self._request is not None:  # if it still waits, what follows is sent anyway
                 self._request.cancel()
 
-    def _first(self) -> None:
-        if self._transcript.is_worth_a_hint:
-            self._start()
-
-    def _again(self) -> None:
-        is_long = len(self._transcript.text) >= AGAIN_MIN_CHARS and not self._transcript.reusable
-        if is_long and (self._request is None or self._request.done()):
-            self._start()
-
     def _start(self) -> None:
-        if self._is_needed():
+        is_waiting = self._request is not None and not self._request.done()
+        if self._is_needed() and not is_waiting:
             self._request = asyncio.create_task(self._compute())
 
     async def _compute(self) -> None:

@@ -168,7 +168,7 @@ class CompiledProgram(Program[..., R]):
         run_inside = functools.partial(self._run_inside, *args, **{**self.bound, **kwargs})
         if isinstance(args[0], ProgramState):
             stream = args[0]._stream
-            with waiting(*stream.last()):
+            with waiting(*stream.queue.last()):
                 return stream.run.background.call(run_inside)
         return run_inside()
 

@@ -18,10 +18,10 @@ from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
-from sgl_vllm.lang.branch import Branch
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, new_future, result_of
+from sgl_vllm.lang.operations import Branch
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.transcript import Transcript
@@ -193,23 +193,6 @@ class Run:
                 timer.cancel()
 
         return lambda: self.background.soon(stop_timer)
-
-    def discard(self, stream: Branch) -> None:
-        """Cancel one branch and everything forked from it. Their errors are not reported."""
-        for child in stream.children:
-            self.discard(child)
-        if stream.block is not None:
-            self.discard(stream.block)
-        if stream in self.streams:
-            self.streams.remove(stream)
-        stream.discarded = True
-        self.background.soon(stream.cancel)
-
-    def cancel_branches(self, stream: Branch) -> None:
-        """Cancel everything that was forked from a branch, but not the branch."""
-        for child in stream.children:
-            self.cancel_branches(child)
-            self.background.soon(child.cancel)
 
     # --- coroutine functions -------------------------------------------------------------------
 

@@ -245,8 +245,6 @@ class ProgramState(State, Generic[R]):
     ret_value: R
 
     def _wait(self, future: Future[T]) -> T:
-        if not future.done():
-            self._stream.waits.refuse_to_wait_for_itself()
         with reading(), waiting(future):
             return self._stream.run.background.wait_for(future)
 
@@ -316,7 +314,6 @@ class ProgramState(State, Generic[R]):
 
     def _read(self) -> Transcript:
         self._wait_for_body()
-        self._stream.waits.refuse_to_wait_for_itself()  # even if it is done before the tool
         return self._wait(self._stream.read())
 
     def text(self) -> str:
@@ -372,8 +369,6 @@ class AsyncProgramState(State):
         return await self._result(self._stream.variable(name))
 
     async def _result(self, future: Future[T]) -> T:
-        if not future.done():
-            self._stream.waits.refuse_to_wait_for_itself()
         with reading(), waiting(future):
             return await result_of(future)
 
@@ -402,7 +397,6 @@ class AsyncProgramState(State):
         return meta_info(await self._variable(name_of(name)))
 
     async def _read(self) -> Transcript:
-        self._stream.waits.refuse_to_wait_for_itself()  # even if it is done before the tool
         return await self._result(self._stream.read())
 
     async def text(self) -> str:

@@ -1,37 +1,59 @@
 """A stream: the operations of one prompt, queued from any thread and run in order.
 
-Owns its variables, its listeners, and the task that runs the operations on the background loop,
-which it has only while it has something to do. The queue is in `operation_queue.py`, and what an
-operation does to the prompt in `execution.py`.
+How a program runs::
+
+    s += "Tips:" + gen("tips")      state.py      Stream.append: an operation for each expression,
+                                                  with a future for its variable, in the queue
+    forks = s.fork(2)               state.py      Stream.fork: two streams, which have the futures
+                                                  of all variables so far, and a Fork in the queue
+    forks += gen("detail")          group.py      queued in each branch, which has yet to start
+    forks.join()                    group.py      a Gather in the parent's queue, with the futures
+                                                  of the branches' variables
+    s["detail"]                     state.py      waits for the future of the Gather
+
+Nothing above runs anything but `append` and `fork`, which return at once. A stream that has
+something to do has one task on the language's event loop (`loop.py`). Its `_drain` takes operation
+after operation from the queue (`operation_queue.py`), has it executed, and resolves its future:
+
+    Text, turns       a new transcript (`execution.py`; values in `transcript.py`)
+    Gen, Select       a request to the backend (`generation.py`), whose answer joins the transcript
+    Fork              sends the shared prompt to the server, unless the server has it, gives the
+                      transcript to the branches, and starts their tasks: they run in parallel
+    Gather            awaits futures of other streams, whose tasks go on meanwhile
+    Block             a primitive: its coroutine writes this prompt through a stream of its own,
+                      which runs on the same `Execution`
+
+The first operation that fails ends its stream: its error becomes that of every future queued or
+added later, in joins also of other streams'. Canceling (`run.py`) is the same, from outside.
+
+Owns a prompt's variables and the task. What a tool must not wait for is in `waiting.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any  # Any: values of operations, of several types
 
-from sgl_vllm.lang.backends.base import branch_name, logger
+from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, Written, filled
+from sgl_vllm.lang.execution import Execution, Listeners, Written, filled
 from sgl_vllm.lang.ir import (
     Block,
     Computed,
     Expr,
     Gen,
-    Making,
-    Select,
     Tool,
+    Value,
     Values,
-    VarScopeEnd,
+    names_made,
     parts_of,
 )
 from sgl_vllm.lang.loop import result_of
-from sgl_vllm.lang.operation_queue import OperationQueue, Queued, Waits
+from sgl_vllm.lang.operation_queue import OperationQueue, Queued
 from sgl_vllm.lang.operations import (
     EarlyTool,
     Fork,
@@ -44,12 +66,9 @@ from sgl_vllm.lang.operations import (
     variable_named,
 )
 from sgl_vllm.lang.run import Run
-from sgl_vllm.lang.settings import global_config
-from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.lang.variables import one_of, reasoning_of
 from sgl_vllm.lang.waiting import Awaited, RunningTool, current_tool
-from sgl_vllm.protocol.hints import NO_HINTS, Hints
 
 NOTHING_WRITTEN = Transcript()
 
@@ -73,37 +92,8 @@ class Snapshot:
         return self.transcript.text + self.partial
 
 
-class Listeners:
-    """What is called on the loop whenever a stream has more text, or ends."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], object]] = []
-
-    def __len__(self) -> int:
-        return len(self._listeners)
-
-    def add(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` from now on. Call the result to stop that."""
-        self._listeners.append(listener)
-        return functools.partial(self._remove, listener)
-
-    def notify(self) -> None:
-        """Call the listeners."""
-        for listener in tuple(self._listeners):
-            try:
-                listener()
-            except Exception:  # such as a reader whose own event loop has ended
-                logger.debug("removed the listener %r, which failed", listener, exc_info=True)
-                self._remove(listener)
-
-    def _remove(self, listener: Callable[[], object]) -> None:
-        with contextlib.suppress(ValueError):
-            self._listeners.remove(listener)
-
-
 class Stream:
-    """The operations of one prompt, run in order. Implements `Branch`, and `Host` for its
-    execution."""
+    """The operations of one prompt, run in order. Implements `Branch`."""
 
     def __init__(
         self,
@@ -134,14 +124,10 @@ class Stream:
         self.is_of_block: bool = outer is not None or (parent is not None and parent.is_of_block)
         # How many spans come from the parent; None until the branch has started.
         self.num_inherited_spans: int | None = 0 if parent is None else None
-        self.listeners = Listeners()
-        self._queue = OperationQueue(self._refusal, busy=parent is not None)
-        self.waits: Waits = Waits(
-            self._queue,
-            None if parent is None else parent.waits,
-            None if outer is None else outer.waits,
+        self.queue = OperationQueue(is_branch=parent is not None)
+        self._execution: Execution = (
+            Execution(run, where, self.queue, transcript) if outer is None else outer._execution
         )
-        self._execution = Execution(run, where, self, transcript)
         self._task: asyncio.Task[None] | None = None
         # Of the last operation that may change what a tool reads.
         self.last_effect: Future[Any] | None = None if parent is None else parent.last_effect
@@ -149,9 +135,7 @@ class Stream:
         self.effects_seen: tuple[Future[Any], ...] = ()
         self._context = run.context.copy()
         self._context.run(branch_name.set, where)
-        if outer is not None:  # whose operations the run waits for
-            self._execution.take_over(outer._execution)
-        elif not self.discarded:
+        if outer is None and not self.discarded:  # the run waits for the operations of `outer`
             run.streams.append(self)
 
     # --- submitting: any thread ----------------------------------------------------------------
@@ -166,15 +150,12 @@ class Stream:
             needed: the variables that it reads.
             has_effect: whether it may change what the tools after it read.
         """
-        future: Future[Any] = Awaited(self.waits.blockers_of)
-
-        def added() -> None:
-            if not self.is_of_block:
-                self.run.lookahead.submitted(operation, future)
-            if has_effect:
-                self.last_effect = future
-
-        if self._queue.add(Queued(operation, future, needed or {}), added):
+        future: Future[Any] = Awaited(self.queue.blockers_of)
+        if not self.is_of_block:
+            self.run.lookahead.submitted(operation, future)
+        if has_effect:
+            self.last_effect = future
+        if self.queue.add(Queued(operation, future, needed or {})):
             self.run.background.soon(self._start_task)
         return future
 
@@ -192,8 +173,7 @@ class Stream:
             waits_for: the arguments.
         """
         effects = [*self.effects_seen, *filter(None, [self.last_effect])]
-        running = RunningTool(self.waits, self._context.get(current_tool))
-        running.waits_for += [*waits_for, *effects]
+        running = RunningTool(self._context.get(current_tool), [*waits_for, *effects])
 
         async def call() -> object:
             ready = await with_values()
@@ -218,20 +198,13 @@ class Stream:
                 future = self.submit_read_only(expr, with_values, needed.values())
             else:
                 future = self.submit(expr, needed, has_effect=has_effect(expr))
-            match expr:
-                case Gen(name) if name is not None:
+            for name in names_made(expr):
+                if isinstance(expr, Block):
+                    self.bind(name, one_of(future, name))
+                elif isinstance(expr, Gen) and name == expr.reasoning_name:
+                    self.bind(name, reasoning_of(future))
+                else:
                     self.bind(name, future)
-                    if expr.reasoning_name is not None:
-                        self.bind(expr.reasoning_name, reasoning_of(future))
-                case Select(name) | VarScopeEnd(name) | Tool(name) | Making(name) if (
-                    name is not None
-                ):
-                    self.bind(name, future)
-                case Block(_, names):
-                    for name in names:
-                        self.bind(name, one_of(future, name))
-                case Computed() if expr.name is not None:
-                    self.bind(expr.name, future)
 
     def variable(self, name: str) -> Future[Variable]:
         """The future of variable `name`. KeyError if the program does not make it."""
@@ -246,13 +219,18 @@ class Stream:
         """Submit a fork into `size` branches, which start when it runs."""
         children = [Stream(self.run, label(i), self.variables, parent=self) for i in range(size)]
         self.children += children
-        self.waits.branches += [child.waits for child in children]
+        self.queue.branches += [child.queue for child in children]
         started = self.submit(Fork(tuple(children)))
         for child in children:
-            child.waits.forked_by(started)
+            child.queue.started_by = started
         return children
 
     # --- observing: any thread -----------------------------------------------------------------
+
+    @property
+    def listeners(self) -> Listeners:
+        """What is called whenever the prompt has more text, or ends."""
+        return self._execution.listeners
 
     @property
     def joins(self) -> list[JoinRecord]:
@@ -262,17 +240,17 @@ class Stream:
     @property
     def error(self) -> ProgramError | None:
         """What has ended the stream; does not wait."""
-        return self._queue.error
+        return self.queue.error
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is running or queued."""
-        return not self._queue.is_busy or self._queue.error is not None
+        return not self.queue.is_busy or self.queue.error is not None
 
     def snapshot(self) -> Snapshot:
         """The current state; does not wait."""
-        with self._queue.lock:
-            running = self._queue.running
+        with self.queue.lock:
+            running = self.queue.running
             operation = None if running is None else running.operation
             written = self._execution.written
             return Snapshot(
@@ -280,51 +258,37 @@ class Stream:
                 written.partial,
                 getattr(operation, "name", None),
                 None if operation is None else str(operation),
-                self._queue.error,
+                self.queue.error,
             )
 
     def partial_of(self, future: Future[Variable]) -> Written:
         """What has been generated so far of the variable of `future`: nothing if it is not the one
         that is being generated."""
-        with self._queue.lock:
-            running = self._queue.running
+        with self.queue.lock:
+            running = self.queue.running
             written = self._execution.written
             is_it = running is not None and running.future is future
             return written if is_it else Written(written.transcript)
-
-    def last(self) -> list[Future[Any]]:
-        """The future of the last operation, if one is left."""
-        return self._queue.last()
-
-    def changed(self) -> None:
-        """Notify the listeners."""
-        self.listeners.notify()
 
     def all_changed(self) -> None:
         """Notify the listeners of this stream and of all its branches, discarded ones included."""
         streams = [self]
         for stream in streams:
-            stream.changed()
+            stream.listeners.notify()
             streams += list(stream.children)
 
     # --- running: the background loop ----------------------------------------------------------
-
-    def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:
-        """Start a branch with what its parent has written, which the server has if `is_cached`."""
-        self._execution.begin(transcript, ahead, is_cached=is_cached)
-        self.forked_at = len(transcript.text)
-        self.num_inherited_spans = len(transcript.spans)
-        self.waits.begun()
-        self._start_task()
 
     def _start_task(self) -> None:
         self._task = self.run.background.loop.create_task(self._drain(), context=self._context)
 
     async def _drain(self) -> None:
-        while (queued := self._queue.next()) is not None:
+        while (queued := self.queue.next()) is not None:
             operation = queued.operation
             try:
-                result = await self._execution.execute(operation, queued.needed)
+                if (reason := self._cancel_reason()) is not None:
+                    raise ProgramError(str(operation), self.where, reason)
+                result = await self._execute(operation, queued.needed)
             except ProgramError as error:  # a joined branch's error, which already says where
                 self.fail(error)
                 return
@@ -340,55 +304,59 @@ class Stream:
             except BaseException as cause:  # even SystemExit, which would end the shared loop
                 self.fail(ProgramError(str(operation), self.where, cause))
                 return
-            if not self._queue.finish():
+            if not self.queue.finish():
                 return
             queued.future.set_result(result)
-            self.changed()
-        self.changed()
+            self.listeners.notify()
+        self.listeners.notify()
 
-    def upcoming(self) -> list[Operation]:
-        """What is queued behind the operation that is running."""
-        with self._queue.lock:
-            return list(self._queue.upcoming())
+    async def _execute(
+        self, operation: Operation, needed: Needed
+    ) -> Variable | Transcript | Values | None:
+        """Run `operation`. Returns what `Execution.execute` does; for a Block, its variables."""
+        match operation:
+            case Fork(children):
+                await self._execution.share(len(children))
+                for child in children:
+                    child.begin(self._execution)
+                return None
+            case Block():
+                return await self._run_block(operation, needed)
+            case Computed():
+                result: Value = Variable.of("")
+                for part in parts_of(await operation.function()):
+                    made = await self._execute(part, needed_by(part, needed))
+                    if isinstance(made, Mapping) and operation.name is not None:
+                        made = made[operation.name]
+                    result = made if isinstance(made, Variable) else result
+                return result
+        return await self._execution.execute(operation, needed)
 
-    def hints_of(self, expr: Gen, num_own: int | None, is_last: bool) -> Hints:
-        """Those of `expr`, which is being sent: which step it is, and what is known to follow its
-        last attempt (see `Lookahead.hints`)."""
-        if not global_config.enable_hints_of_what_follows:
-            return NO_HINTS
-        hints, lookahead = NO_HINTS, self.run.lookahead
-        with self._queue.lock:
-            # Inside of a computed value, the queue does not show what follows.
-            running = self._queue.running
-            if is_last and running is not None and running.operation is expr:
-                prompt = self._execution.written.transcript.text
-                hints = lookahead.hints(self._queue.upcoming(), num_own, prompt)
-        return lookahead.with_step(hints, expr.step)
+    def begin(self, parent: Execution) -> None:
+        """Start a branch with what its parent has written."""
+        self._execution.begin(parent)
+        transcript = parent.written.transcript
+        self.forked_at = len(transcript.text)
+        self.num_inherited_spans = len(transcript.spans)
+        self.queue.started_by = None
+        self._start_task()
 
-    async def run_block(self, block: Block, variables: Needed) -> Values:
+    async def _run_block(self, block: Block, variables: Needed) -> Values:
         """Let a block write this prompt on a stream of its own. Readers see what that writes."""
         inner = Stream(self.run, self.where, dict(variables), outer=self)
-
-        def show() -> None:
-            self._execution.take_over(inner._execution)
-            self.changed()
-
-        stop = inner.listeners.add(show)
-        self.block, self.waits.block = inner, inner.waits
+        self.block, self.queue.block, self._execution.queue = inner, inner.queue, inner.queue
         try:
             with self.run.lookahead.running_block():
                 made = await block.function(inner)
                 await result_of(inner.read())
-            self._execution.take_over(inner._execution)
             return made
         except BaseException as error:
-            self.run.cancel_branches(inner)
+            inner.cancel_branches()
             if isinstance(error, ProgramError):
                 raise ProgramError(str(block), self.where, error) from error
             raise
         finally:
-            stop()
-            self.block = self.waits.block = None
+            self.block, self.queue.block, self._execution.queue = None, None, self.queue
             inner.cancel()
 
     async def call(self, function: Callable[..., Any], *args: object) -> Any:
@@ -397,30 +365,37 @@ class Stream:
 
     def fail(self, error: ProgramError) -> None:
         """End the stream: everything queued or submitted later gets `error`."""
-
-        def stop() -> None:
+        if self.queue.error is None:
             self.failed_s = self.run.elapsed_s
             self._execution.stop()
-
-        self._queue.end(error, stop)
-        self.changed()
+            self.queue.end(error)
+        self.listeners.notify()
 
     def cancel(self) -> None:
         """Fail what is running and queued. Does nothing on an idle stream."""
-        with self._queue.lock:
-            running = self._queue.running
-            if not self._queue.is_busy:
-                return
+        if not self.queue.is_busy:
+            return
+        running = self.queue.running
         operation = "fork" if running is None else str(running.operation)
         reason = self._cancel_reason() or ProgramCancelled("the event loop was stopped")
         self.fail(ProgramError(operation, self.where, reason))
         if self._task is not None:
             self._task.cancel()
 
-    def _refusal(self, operation: Operation) -> ProgramError | None:
-        """The error of an operation that is submitted after the run was canceled."""
-        reason = self._cancel_reason()
-        return None if reason is None else ProgramError(str(operation), self.where, reason)
+    def cancel_branches(self) -> None:
+        """Cancel everything that was forked from this stream, but not the stream itself."""
+        for child in self.children:
+            child.cancel_branches()
+            self.run.background.soon(child.cancel)
+
+    def discard(self) -> None:
+        """Cancel this branch and everything forked from it. Their errors are not reported."""
+        for below in (*self.children, *filter(None, [self.block])):
+            below.discard()
+        if self in self.run.streams:
+            self.run.streams.remove(self)
+        self.discarded = True
+        self.run.background.soon(self.cancel)
 
     def _cancel_reason(self) -> Exception | None:
         if self.discarded:

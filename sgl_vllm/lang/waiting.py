@@ -1,7 +1,7 @@
 """Which tools wait for what, so that none waits for something that waits for the tool.
 
 Owns the running tools, what the code inside of them waits for, and how a circle is found. What an
-operation waits for is known to its stream, which its future asks.
+operation waits for is known to its stream's queue, which its future asks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ T = TypeVar("T")
 
 
 class RunningTool:
-    """A call of a tool.
+    """A call of a tool. `outer` is the tool that runs the program which called it, `waits_for` what
+    the code inside of it waits for."""
 
-    - `caller`: the execution of the prompt that called it.
-    - `outer`: the tool that runs the program of that prompt.
-    - `waits_for`: what code inside of it waits for, which it thereby waits for itself.
-    """
-
-    def __init__(self, caller: object, outer: RunningTool | None) -> None:
-        self.caller = caller
+    def __init__(self, outer: RunningTool | None, waits_for: Iterable[Blocker] = ()) -> None:
         self.outer = outer
-        self.waits_for: list[Blocker] = []
+        self.waits_for = [*waits_for]
         self.has_ended = False
 
 
@@ -56,15 +51,6 @@ current_tool: contextvars.ContextVar[RunningTool | None] = contextvars.ContextVa
 _lock = threading.Lock()  # of two tools that begin to wait for each other, one has to see it
 
 
-def tools_around() -> list[RunningTool]:
-    """The tools that cannot end before this code does, the innermost first."""
-    found, tool = [], current_tool.get()
-    while tool is not None and not tool.has_ended:
-        found.append(tool)
-        tool = tool.outer
-    return found
-
-
 @contextmanager
 def waiting(*blockers: Blocker) -> Iterator[None]:
     """In the ``with`` block, the code waits for `blockers`.
@@ -72,15 +58,18 @@ def waiting(*blockers: Blocker) -> Iterator[None]:
     RuntimeError if that would never end: inside of a tool that one of them waits for. Costs a walk
     over what they wait for, inside of a tool alone.
     """
-    tools = tools_around()
+    tools, tool = [], current_tool.get()
+    while tool is not None and not tool.has_ended:  # those that cannot end before this code does
+        tools.append(tool)
+        tool = tool.outer
     if not tools:
         yield
         return
     with _lock:
         if _reaches(blockers, tools):
             raise RuntimeError(
-                "a tool cannot wait for what waits for the tool, such as a join of the branch "
-                "that called it: pass what it needs as arguments, such as sgl.var('x')"
+                "a tool cannot read the prompt that called it, nor wait for anything else that "
+                "waits for the tool: pass what it needs as arguments, such as sgl.var('x')"
             )
         for tool in tools:
             tool.waits_for += blockers

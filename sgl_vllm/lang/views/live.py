@@ -55,7 +55,7 @@ def follow(stream: Stream, draw: Draw, clock: Clock = time) -> None:
             took_s = clock.monotonic() - began_s
             if is_end:
                 return
-            with waiting(*stream.waits.unfinished()):
+            with waiting(*stream.queue.unfinished()):
                 changes.wait()
             # A picture that takes long to draw leaves at least as much time to the run.
             pause_s = max(1 / MAX_PER_SECOND, 2 * took_s) - (clock.monotonic() - began_s)

@@ -12,9 +12,8 @@ import pytest
 import sgl_vllm as sgl
 from sgl_vllm.lang import execution, prefill_ahead
 from sgl_vllm.lang.errors import BackendError
-from sgl_vllm.lang.prefill_ahead import AGAIN_MIN_CHARS
+from sgl_vllm.lang.prefill_ahead import AGAIN_MIN_CHARS, ToolTimes
 from sgl_vllm.lang.prompts import TextPrompt
-from sgl_vllm.lang.tool_times import ToolTimes
 from tests.unit.lang.scripted import Meeting, ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)

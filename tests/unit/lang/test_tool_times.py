@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgl_vllm.lang.tool_times import ToolTimes
+from sgl_vllm.lang.prefill_ahead import ToolTimes
 
 
 def times_of(*seconds: float) -> ToolTimes:
