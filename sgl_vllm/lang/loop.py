@@ -98,11 +98,14 @@ class BackgroundLoop:
         finally:
             _holds_body_thread.reset(token)
 
-    async def in_body_thread(self, function: Callable[[], T]) -> T:
+    async def in_body_thread(
+        self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
+    ) -> T:
         """On the loop: call a program's function in a thread, with the contextvars of the caller.
         The pool is separate from the tools', so that functions waiting for their tools cannot take
-        all the threads tools need."""
-        pool = None if _holds_body_thread.get() else self._body_threads
+        all the threads tools need. A batch has a `pool` of its own."""
+        if pool is None and not _holds_body_thread.get():
+            pool = self._body_threads
         return await self._in_thread(pool, _holds_body_thread, function)
 
     async def _in_thread(
