@@ -44,7 +44,7 @@ PLACES = {
     STATE: ("state.",),
     TYPES: ("primitives.tools.", "backends.requests.", "usage.", "media.", "transcript."),
     EXPRESSIONS: ("api.", "media_api.", "choices.", "primitives."),
-    PROGRAMS: ("function.", "program.", "with_options.", "settings.", "planner."),
+    PROGRAMS: ("program.", "settings.", "planner."),
     ERRORS: ("errors.",),
     BACKENDS: ("backends.",),
     VIEWS: ("view", "graph", "trace"),
@@ -88,15 +88,29 @@ def parameter_text(parameter: inspect.Parameter) -> str:
     return text
 
 
+def options_of(parameter: inspect.Parameter, function: Any) -> dict[str, Any]:
+    """The keywords that ``**options: Unpack[...]`` stands for."""
+    named = re.fullmatch(r"Unpack\[(.*)\]", str(parameter.annotation))
+    return inspect.unwrap(function).__globals__[named[1]].__annotations__ if named else {}
+
+
+def pieces_of(parameter: inspect.Parameter, function: Any) -> list[str]:
+    options = options_of(parameter, function)
+    return [f"{name}: {kind.__forward_arg__} = ..." for name, kind in options.items()] or [
+        parameter_text(parameter)
+    ]
+
+
 def signature_text(name: str, function: Any, *, is_method: bool = False) -> str:
     """On one line if it fits, otherwise with a line per parameter."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[is_method:]
-    pieces = [parameter_text(parameter) for parameter in parameters]
+    pieces = [piece for one in parameters for piece in pieces_of(one, function)]
     kinds = [parameter.kind for parameter in parameters]
-    by_name = kinds.count(inspect.Parameter.KEYWORD_ONLY)
+    by_name = [i for i, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]
+    by_name += [i for i, one in enumerate(parameters) if options_of(one, function)]
     if by_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        pieces.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+        pieces.insert(by_name[0], "*")
     if by_position := kinds.count(inspect.Parameter.POSITIONAL_ONLY):
         pieces.insert(by_position, "/")
     returned = signature.return_annotation

@@ -26,8 +26,9 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
+from sgl_vllm.lang.options import Options
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
+from sgl_vllm.lang.sampling import SamplingDefaults
 from sgl_vllm.lang.settings import chosen_backend, global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
@@ -263,7 +264,7 @@ def _started(
 ) -> ProgramState:
     """A run that has been started. Its state can be shown even if it fails."""
     body = program._body
-    state = body.new_state(backend, run_defaults(**sampling), is_streamed=is_streamed)
+    state = body.new_state(backend, Options.of(sampling).sampling, is_streamed=is_streamed)
     body.start(state)
     return state
 

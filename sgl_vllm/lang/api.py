@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload  # Any: values of the user's types
+from typing import Any, Literal, Unpack, cast, overload  # Any: values of the user's types
 
 from typing_extensions import TypeVar
 
@@ -39,7 +39,7 @@ from sgl_vllm.lang.ir import (
 )
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.reasoning import reasoning_format
-from sgl_vllm.lang.sampling import Sampling, as_ids, as_patterns, as_texts
+from sgl_vllm.lang.sampling import GenOptions, sampling_of
 from sgl_vllm.lang.schema_check import checked
 from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.protocol.request_keys import APPROXIMATE
@@ -60,31 +60,19 @@ def gen(
     min_tokens: int | None = None,
     n: int | None = None,
     stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
+    *,
     dtype: DType[ValueT] | None = None,
     choices: Choices[ValueT] | None = None,
     choices_method: ChoicesMethod | None = None,
     regex: Regex | None = None,
     json_schema: JsonSchema[ValueT] | None = None,
-    *,
     retries: int = 0,
     validate: bool = False,
+    **sampling: Unpack[GenOptions],
 ) -> VariableExpr[ValueT]:
     """Generate text here, append it to the prompt, and store it in the variable `name`.
 
-    Options that are None are inherited from `run()`. Lengths are in tokens.
+    Options that are omitted or None are inherited from `run()`. Lengths are in tokens.
 
     - `n` > 1 generates `n` texts: the variable is a list, and its first item joins the prompt. At
       temperature 0 they are equal, and vLLM generates one.
@@ -122,50 +110,31 @@ def gen(
         raise ValueError(f"retries must be 0 or more, not {retries}")
     if validate and json_schema is None:
         raise ValueError("validate needs json_schema")
-    sampling = Sampling(
-        max_new_tokens=max_tokens,
-        min_new_tokens=min_tokens,
-        n=n,
-        stop=as_texts("stop", stop),
-        stop_token_ids=as_ids("stop_token_ids", stop_token_ids),
-        stop_regex=as_patterns("stop_regex", stop_regex),
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
+    if not sampling.keys() <= GenOptions.__annotations__.keys():
+        raise TypeError("gen() got an unexpected keyword argument")  # `suggests` says which
+    options = sampling_of(
+        {"max_new_tokens": max_tokens, "min_new_tokens": min_tokens, "n": n, "stop": stop}
+        | sampling
     )
     constraint, parse = None, None
     if constrained_by is not None:
         constraint, parse = ARGUMENTS[constrained_by](arguments[constrained_by])
         if validate:
             constraint, parse = checked(constraint, parse)
-    return Gen(name, sampling, constraint, parse, retries)
+    return Gen(name, options, constraint, parse, retries)
 
 
 @deferrable
-def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen[int]:
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen[int]:
     """`gen` of an integer: the variable is an int. The other arguments are those of `gen`."""
-    return _gen_of(int, name, max_tokens, sampling)
+    return cast(Gen[int], gen(name, max_tokens, dtype=int, **options))
 
 
 @deferrable
-def gen_string(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen[str]:
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen[str]:
     """`gen` of a string in double quotes: the variable has none. The other arguments are those of
     `gen`."""
-    return _gen_of(str, name, max_tokens, sampling)
-
-
-def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dict[str, Any]) -> Gen:
-    expr = gen(name, max_tokens, dtype=dtype, **sampling)
-    assert isinstance(expr, Gen)
-    return expr
+    return cast(Gen[str], gen(name, max_tokens, dtype=str, **options))
 
 
 @deferrable

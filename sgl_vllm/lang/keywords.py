@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar  # Any: the arguments of whatever is called
 
@@ -26,9 +27,7 @@ def suggests(function: CallableT) -> CallableT:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            parameters = inspect.signature(function).parameters
-            if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-                refuse_unknown(_called(function), kwargs, parameters)
+            refuse_unknown(_called(function), kwargs, _known(function) or kwargs)
             raise
 
     return call  # type: ignore[return-value]
@@ -45,6 +44,18 @@ def refuse_unknown(
             raise TypeError(
                 f"{called}() got an unexpected keyword argument {name!r}{instead}"
             ) from None
+
+
+def _known(function: Callable[..., Any]) -> list[str]:
+    """The keywords that `function` takes; none if it takes any."""
+    *known, last = inspect.signature(function).parameters.values()
+    names = [one.name for one in known]
+    if last.kind is not last.VAR_KEYWORD:
+        return [*names, last.name]
+    options = re.fullmatch(r"Unpack\[(.*)\]", str(last.annotation))
+    if options is None:
+        return []
+    return [*names, *inspect.unwrap(function).__globals__[options[1]].__annotations__]
 
 
 def _called(function: Callable[..., Any]) -> str:

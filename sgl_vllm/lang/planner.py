@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sgl_vllm.lang.api import gen
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.function import function
+from sgl_vllm.lang.program import function
 from sgl_vllm.lang.reordering import Planner, PromptPiece, ReorderError
 from sgl_vllm.lang.state import State
 

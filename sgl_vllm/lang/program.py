@@ -9,29 +9,27 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 # Any: arguments of the user's function
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, Unpack, overload
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
-from sgl_vllm.lang.call_types import P
 from sgl_vllm.lang.ir import Expr, Text, Value
-from sgl_vllm.lang.keywords import refuse_unknown
+from sgl_vllm.lang.keywords import refuse_unknown, suggests
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.options import Options, P, RunOptions
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders, mentions, planned
-from sgl_vllm.lang.runnable import RUN_OPTIONS, Runnable, RunOptions
-from sgl_vllm.lang.sampling import SamplingDefaults
+from sgl_vllm.lang.runnable import RUN_OPTIONS, Runnable
 from sgl_vllm.lang.settings import chosen_backend
-from sgl_vllm.lang.state import ProgramState, R, State
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.tracing.errors import stop
 from sgl_vllm.lang.tracing.standin import Recorded
 from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.waiting import waiting
-from sgl_vllm.lang.with_options import ProgramWithOptions
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.graph_run import GraphRun
@@ -57,19 +55,11 @@ class Program(Runnable[P, R]):
         self._check_names(kwargs)
         return type(self)(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 
-    def with_options(
-        self,
-        *,
-        stream: bool = False,
-        backend: Backend | None = None,
-        timeout_s: float | None = None,
-        **sampling: Unpack[SamplingDefaults],
-    ) -> ProgramWithOptions[P, R]:
+    def with_options(self, **options: Unpack[RunOptions]) -> ProgramWithOptions[P, R]:
         """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
         take the program's own arguments alone, and type checkers check all of both."""
-        refuse_unknown("with_options", sampling, RUN_OPTIONS)
-        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
-        return ProgramWithOptions(self, options)
+        refuse_unknown("with_options", options, RUN_OPTIONS)
+        return ProgramWithOptions(self, Options.of(options, self.default_sampling))
 
     def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         """The program as a graph: what it appends, forks and joins, and which operations use which
@@ -117,6 +107,25 @@ class Program(Runnable[P, R]):
         from sgl_vllm.lang.prefixes import first_any_orders
 
         return planned(first_any_orders(self, items))
+
+
+class ProgramWithOptions(Generic[P, R]):
+    """A program whose options are set, made by `Program.with_options`. Its calls take exactly the
+    program's parameters, also those with the name of an option."""
+
+    def __init__(self, program: Program[P, R], options: Options) -> None:
+        self._program = program
+        self._options = options
+
+    def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
+        """As `Program.run`, with these options."""
+        self._program._check_names(kwargs)
+        return self._program._run(self._options, args, kwargs)
+
+    async def run_async(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]:
+        """As `Program.run_async`, with these options."""
+        self._program._check_names(kwargs)
+        return await self._program._run_async(self._options, args, kwargs)
 
 
 class CompiledProgram(Program[..., R]):
@@ -274,3 +283,46 @@ def _num_shared_chars(program: CompiledProgram) -> int:
     from sgl_vllm.lang.prefixes import known_prefix
 
     return sum(len(one.value) for one in known_prefix(program.graph) if isinstance(one, Text))
+
+
+# --- the decorator --------------------------------------------------------------------------------
+
+
+class Decorator(Protocol):
+    """``@function()``, with or without options of its own."""
+
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]], /
+    ) -> Program[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[ProgramState, P], R], /) -> Program[P, R]: ...
+
+
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
+@overload
+def function(
+    func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]],
+    num_api_spec_tokens: int | None = None,
+) -> Program[P, R]: ...
+@overload
+def function(
+    func: Callable[Concatenate[ProgramState, P], R], num_api_spec_tokens: int | None = None
+) -> Program[P, R]: ...
+@suggests
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Make a program of a function, plain or async, whose first parameter is `s`, its prompt.
+
+    Use it as ``@function`` or ``@function()``. With `num_api_spec_tokens`, a generation may run
+    that many tokens past its end, and the text after it answers the next operations for as long
+    as it matches them (API speculative execution). That saves calls and input tokens at services
+    that offer only an API.
+    """
+
+    def program(func: Callable[..., Any]) -> Program:
+        return Program(func, num_api_spec_tokens=num_api_spec_tokens)
+
+    return program if func is None else program(func)

@@ -40,7 +40,6 @@ from sgl_vllm.lang.choices import (
     unconditional_likelihood_normalized,
 )
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
-from sgl_vllm.lang.function import function
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_api import audio, image, picture, speech, transcribe, video
@@ -53,7 +52,7 @@ from sgl_vllm.lang.primitives import (
     retry_until,
     vote,
 )
-from sgl_vllm.lang.program import CompiledProgram, Program
+from sgl_vllm.lang.program import CompiledProgram, Program, ProgramWithOptions, function
 from sgl_vllm.lang.settings import (
     flush_cache,
     get_server_info,
@@ -65,7 +64,6 @@ from sgl_vllm.lang.tracing.errors import TraceError
 from sgl_vllm.lang.transcript import Order
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
-from sgl_vllm.lang.with_options import ProgramWithOptions
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.planner import model_planner

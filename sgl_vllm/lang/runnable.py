@@ -10,21 +10,19 @@ import asyncio
 import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 # Any: arguments and values of the user's types
-from typing import Any, Generic, Literal, TypeAlias, Unpack, cast, overload
+from typing import Any, Generic, Literal, TypeAlias, Unpack, overload
 
-from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
 from sgl_vllm.lang.body import Body, cancelling_on_error
-from sgl_vllm.lang.call_types import P, Takes, called_with_options
 from sgl_vllm.lang.keywords import refuse_unknown
 from sgl_vllm.lang.loop import result_of
+from sgl_vllm.lang.options import BatchOptions, Options, P, RunOptions, Takes, called_with_options
 from sgl_vllm.lang.ordering import PlannedOrders
-from sgl_vllm.lang.sampling import Sampling, SamplingDefaults, run_defaults
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.tracing.errors import is_tracing, stop
@@ -32,24 +30,9 @@ from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.spelling import did_you_mean
 
 _NO_DEFAULT = inspect.Parameter.empty
-RUN_OPTIONS = (*SamplingDefaults.__annotations__, "backend", "stream", "timeout_s", "use_thread")
-_BATCH_OPTIONS = (
-    *SamplingDefaults.__annotations__,
-    *("backend", "generator_style", "num_threads", "progress_bar", "return_errors", "timeout_s"),
-)
+RUN_OPTIONS = RunOptions.__annotations__
 
 BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of a run, as `run` describes them. `backend` None is the default backend at the
-    time of the run."""
-
-    sampling: Sampling
-    backend: Backend | None = None
-    stream: bool = False
-    timeout_s: float | None = None
 
 
 class Runnable(Takes[P], Generic[P, R]):
@@ -64,6 +47,8 @@ class Runnable(Takes[P], Generic[P, R]):
 
     state_class: type[ProgramState] = ProgramState
     """What a plain function gets as `s`."""
+    default_sampling = DEFAULT_SAMPLING
+    """What `gen` inherits where a run gives nothing."""
 
     def __init__(
         self,
@@ -89,7 +74,7 @@ class Runnable(Takes[P], Generic[P, R]):
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound = dict(bound or {})
 
-    def _check_names(self, names: Mapping[str, Any], options: Sequence[str] = ()) -> None:
+    def _check_names(self, names: Mapping[str, Any], options: Iterable[str] = ()) -> None:
         """TypeError for arguments that the function does not take, with the nearest of its
         parameters and `options`."""
         try:
@@ -100,18 +85,24 @@ class Runnable(Takes[P], Generic[P, R]):
             instead = did_you_mean(wrong, (*self.arg_names, *options), f"; it takes {takes}")
             raise TypeError(f"{_shown(self.func)} {error}{instead}") from None
 
-    def _check_call(self, args: Sequence[Any], names: Mapping[str, Any]) -> None:
-        """TypeError as by `_check_names`, and if a parameter without a value has the name of an
-        option of `run`: a keyword of that name sets the option."""
+    def _split(self, args: Sequence[Any], given: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """The options of `run` among the keywords `given`, and the function's own arguments.
+
+        TypeError as by `_check_names`, and if a parameter without a value has the name of an
+        option: a keyword of that name sets the option.
+        """
+        names = {name: value for name, value in given.items() if name not in RUN_OPTIONS}
         self._check_names(names, RUN_OPTIONS)
         takes = self._signature.parameters
-        given = {*list(takes)[: len(args) + 1], *names, *self.bound}
-        for name in self.arg_names:
-            if name in RUN_OPTIONS and name not in given and takes[name].default is _NO_DEFAULT:
+        have_values = {*list(takes)[: len(args) + 1], *names, *self.bound}
+        for name in (one for one in self.arg_names if one in RUN_OPTIONS):
+            if name not in have_values and takes[name].default is _NO_DEFAULT:
                 raise TypeError(
                     f"{_shown(self.func)} has a parameter {name}, and run an option of that name: "
                     f"give the argument by position, or with bind({name}=...)"
                 )
+        options = {name: value for name, value in given.items() if name in RUN_OPTIONS}
+        return Options.of(options, self.default_sampling), names
 
     @abstractmethod
     def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
@@ -126,10 +117,6 @@ class Runnable(Takes[P], Generic[P, R]):
         return Body(
             self.func, self.bound, self.is_async, self.num_api_spec_tokens, self.state_class
         )
-
-    def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
-        """The complete sampling options of a run that was given these."""
-        return run_defaults(**given)
 
     # mypy: the first two overlap with the third, for a program whose own argument is a state.
     @overload
@@ -152,37 +139,15 @@ class Runnable(Takes[P], Generic[P, R]):
     # --- one run ---------------------------------------------------------------------------------
 
     @called_with_options
-    def run(
-        self,
-        /,
-        *args: Any,
-        max_new_tokens: int = 128,
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        min_p: float = 0.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        ignore_eos: bool = False,
-        return_logprob: bool = False,
-        logprob_start_len: int = -1,
-        top_logprobs_num: int = 0,
-        return_text_in_logprobs: bool = True,
-        stream: bool = False,
-        backend: Backend | None = None,
-        use_thread: bool = True,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> ProgramState[R]:
+    def run(self, /, *args: Any, **kwargs: Any) -> ProgramState[R]:
         """Run the program, wait until all of it is done, and return its state.
 
-        The sampling arguments are the defaults of every `gen`; all other arguments go to the
-        function. With `stream`, the state is returned immediately, `text_iter` gives the text as it
-        is generated, and `cancel` or the end of a ``with`` block stops the run. `backend` is by
-        default that of `set_default_backend`.
+        Keywords with the names of options, which `with_options` lists, are options; all other
+        arguments go to the function. The sampling options are the defaults of every `gen`. If they
+        are omitted, they are SGLang's: `max_new_tokens=128`, `temperature=1.0`, and neutral values
+        of the others. With `stream`, the state is returned immediately, `text_iter` gives the text
+        as it is generated, and `cancel` or the end of a ``with`` block stops the run. `backend` is
+        by default that of `set_default_backend`.
 
         Raises the ProgramError of the first operation that failed, unless the function has read
         and caught it, and whatever the function itself raises; requests in flight are then
@@ -190,28 +155,11 @@ class Runnable(Takes[P], Generic[P, R]):
         although a plain function is interrupted only where it reads its prompt. `use_thread` is
         accepted for SGLang's programs and ignored.
         """
-        self._check_call(args, kwargs)
-        sampling = self._run_defaults(
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            stop_regex=stop_regex,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            ignore_eos=ignore_eos,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-            return_text_in_logprobs=return_text_in_logprobs,
-        )
-        return self._run(RunOptions(sampling, backend, stream, timeout_s), args, kwargs)
+        options, arguments = self._split(args, kwargs)
+        return self._run(options, args, arguments)
 
     def _run(
-        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> ProgramState[R]:
         body, state = self._start(options, args, kwargs)
         if options.stream:
@@ -227,29 +175,18 @@ class Runnable(Takes[P], Generic[P, R]):
         return state
 
     @called_with_options
-    async def run_async(
-        self,
-        /,
-        *args: Any,
-        stream: bool = False,
-        backend: Backend | None = None,
-        use_thread: bool = True,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> ProgramState[R]:
+    async def run_async(self, /, *args: Any, **kwargs: Any) -> ProgramState[R]:
         """`run` as a coroutine, with the same arguments.
 
         An ``async def`` function runs on this event loop, a plain one in a thread. With `stream`,
         an ``async def`` function runs on the language's own loop. Canceling the coroutine cancels
         the requests in flight.
         """
-        sampling, kwargs = _split(kwargs)
-        self._check_call(args, kwargs)
-        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
-        return await self._run_async(options, args, kwargs)
+        options, arguments = self._split(args, kwargs)
+        return await self._run_async(options, args, arguments)
 
     async def _run_async(
-        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> ProgramState[R]:
         body, state = self._start(options, args, kwargs)
         if options.stream:
@@ -265,7 +202,7 @@ class Runnable(Takes[P], Generic[P, R]):
         return state
 
     def _start(
-        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Body, ProgramState[R]]:
         """The state of a new run. If it is streamed, the function has been called."""
         _refuse_in_a_trace()
@@ -290,12 +227,7 @@ class Runnable(Takes[P], Generic[P, R]):
         batch_kwargs: BatchItems,
         *,
         generator_style: Literal[False] = ...,
-        return_errors: bool = ...,
-        backend: Backend | None = ...,
-        num_threads: int | Literal["auto"] = ...,
-        progress_bar: bool = ...,
-        timeout_s: float | None = ...,
-        **sampling: Unpack[SamplingDefaults],
+        **options: Unpack[BatchOptions],
     ) -> list[ProgramState[R]]: ...
 
     @overload
@@ -304,25 +236,15 @@ class Runnable(Takes[P], Generic[P, R]):
         batch_kwargs: BatchItems,
         *,
         generator_style: Literal[True],
-        return_errors: bool = ...,
-        backend: Backend | None = ...,
-        num_threads: int | Literal["auto"] = ...,
-        progress_bar: bool = ...,
-        timeout_s: float | None = ...,
-        **sampling: Unpack[SamplingDefaults],
+        **options: Unpack[BatchOptions],
     ) -> Generator[ProgramState[R], None, None]: ...
 
     def run_batch(
         self,
         batch_kwargs: BatchItems,
         *,
-        backend: Backend | None = None,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
         generator_style: bool = False,
-        return_errors: bool = False,
-        timeout_s: float | None = None,
-        **sampling: Unpack[SamplingDefaults],
+        **options: Unpack[BatchOptions],
     ) -> list[ProgramState[R]] | Generator[ProgramState[R], None, None]:
         """Run the program once per item and return the states in the items' order.
 
@@ -338,27 +260,19 @@ class Runnable(Takes[P], Generic[P, R]):
         when all items are done (the iterator raises it in the item's place). With `return_errors`,
         the exception is returned in the item's place instead. `timeout_s` limits each item's run.
         """
-        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
-        results = batch.results(progress_bar=progress_bar)
+        given, batch = self._batch(batch_kwargs, options)
+        results = batch.results(progress_bar=given.progress_bar)
         if generator_style:
-            return _each(results, return_errors=return_errors)
-        return _all(list(results), return_errors=return_errors)
+            return _each(results, return_errors=given.return_errors)
+        return _all(list(results), return_errors=given.return_errors)
 
     async def run_batch_async(
-        self,
-        batch_kwargs: BatchItems,
-        *,
-        backend: Backend | None = None,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        return_errors: bool = False,
-        timeout_s: float | None = None,
-        **sampling: Unpack[SamplingDefaults],
+        self, batch_kwargs: BatchItems, **options: Unpack[BatchOptions]
     ) -> list[ProgramState[R]]:
         """`run_batch` as a coroutine. The functions run on the language's own event loop or in
         threads. Canceling the coroutine cancels every run in progress."""
-        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
-        with batch.running(progress_bar=progress_bar) as futures:
+        given, batch = self._batch(batch_kwargs, options)
+        with batch.running(progress_bar=given.progress_bar) as futures:
             for future in futures:
                 wrapped = asyncio.wrap_future(future)
                 try:
@@ -367,28 +281,22 @@ class Runnable(Takes[P], Generic[P, R]):
                 finally:
                     wrapped.cancel()  # if it is not done: its error is not read any more
         results = [future.exception() or future.result() for future in futures]
-        return _all(results, return_errors=return_errors)
+        return _all(results, return_errors=given.return_errors)
 
-    def _batch(
-        self,
-        batch_kwargs: BatchItems,
-        backend: Backend | None,
-        num_threads: int | Literal["auto"],
-        timeout_s: float | None,
-        sampling: SamplingDefaults,
-    ) -> Batch:
+    def _batch(self, batch_kwargs: BatchItems, given: BatchOptions) -> tuple[Options, Batch]:
         _refuse_in_a_trace()
-        if num_threads != "auto" and num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
         where = f"; put arguments of {_shown(self.func)} into the items, or fix them with bind()"
-        refuse_unknown("run_batch", sampling, _BATCH_OPTIONS, where)
-        return Batch(
+        refuse_unknown("run_batch", given, BatchOptions.__annotations__, where)
+        options = Options.of(given, self.default_sampling)
+        if options.num_threads != "auto" and options.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1 or 'auto', not {options.num_threads}")
+        return options, Batch(
             self._body,
-            chosen_backend(backend),
-            self._run_defaults(**sampling),
+            chosen_backend(options.backend),
+            options.sampling,
             [self._item(number, given) for number, given in enumerate(batch_kwargs)],
-            concurrency=AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
-            timeout_s=timeout_s,
+            concurrency=AUTO_CONCURRENCY if options.num_threads == "auto" else options.num_threads,
+            timeout_s=options.timeout_s,
             shared_prefix=self._shared_prompt,
             plan_orders=self._plan_orders,
         )
@@ -414,14 +322,6 @@ def _refuse_in_a_trace() -> None:
 def _shown(func: Callable[..., Any]) -> str:
     """A function's name in messages."""
     return getattr(func, "__name__", type(func).__name__)
-
-
-def _split(kwargs: Mapping[str, Any]) -> tuple[SamplingDefaults, dict[str, Any]]:
-    """Sampling defaults, and the function's arguments."""
-    names = SamplingDefaults.__annotations__
-    sampling = {key: value for key, value in kwargs.items() if key in names}
-    others = {key: value for key, value in kwargs.items() if key not in names}
-    return cast(SamplingDefaults, sampling), others
 
 
 def _each(results: Results, *, return_errors: bool) -> Generator[Any, None, None]:

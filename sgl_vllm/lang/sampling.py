@@ -6,9 +6,9 @@ Owns the list of options and how they combine. How an API spells them is up to e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar  # Any: values that are not checked yet
 
 from sgl_vllm.lang.text import check_unicode
 
@@ -67,24 +67,36 @@ DEFAULT_SAMPLING = Sampling(
 )
 
 
-class SamplingDefaults(TypedDict, total=False):
-    """Options that `run()` and its variants set for every `gen`; SGLang's defaults if omitted."""
+class GenOptions(TypedDict, total=False):
+    """The sampling options that `gen` and `run` have under one name. None is as if omitted."""
 
-    max_new_tokens: int
-    stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     stop_regex: str | Sequence[str] | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    frequency_penalty: float
-    presence_penalty: float
-    ignore_eos: bool
-    return_logprob: bool
-    logprob_start_len: int
-    top_logprobs_num: int
-    return_text_in_logprobs: bool
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+
+
+class SamplingDefaults(GenOptions, total=False):
+    """Options that `run()` and its variants set for every `gen`; SGLang's defaults if omitted."""
+
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+
+
+def sampling_of(given: Mapping[str, Any]) -> Sampling:
+    """Options as the user gives them. TypeError for a value of another type, and for names that
+    `Sampling` does not have."""
+    read = {name: _READERS[name](name, given[name]) for name in _READERS.keys() & given.keys()}
+    return Sampling(**{**given, **read})
 
 
 def as_texts(option: str, texts: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -125,12 +137,8 @@ def _tuple_of(kind: type[T], shown: str, option: str, values: Iterable[T]) -> tu
     return given
 
 
-def run_defaults(**given: Unpack[SamplingDefaults]) -> Sampling:
-    """The complete options of a run: those given, over SGLang's defaults. TypeError for others."""
-    as_tuples = {
-        "stop": as_texts("stop", given.get("stop")),
-        "stop_regex": as_patterns("stop_regex", given.get("stop_regex")),
-        "stop_token_ids": as_ids("stop_token_ids", given.get("stop_token_ids")),
-    }
-    # mypy does not follow which value belongs to which name.
-    return Sampling(**{**given, **as_tuples}).over(DEFAULT_SAMPLING)  # type: ignore[arg-type]
+_READERS: dict[str, Callable[[str, Any], object]] = {
+    "stop": as_texts,
+    "stop_regex": as_patterns,
+    "stop_token_ids": as_ids,
+}

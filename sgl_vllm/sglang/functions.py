@@ -52,6 +52,7 @@ def gen(*args: Any, **kwargs: Any) -> Gen | Select:
     warning. `max_tokens=0` generates one token, the fewest that vLLM generates.
     """
     given = dict(_GEN.bind(*args, **kwargs).arguments)
+    given |= given.pop("sampling", {})
     choices, method = given.pop("choices", None), given.pop("choices_method", None)
     if choices:
         return select(given.get("name"), choices, choices_method=method)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Self, Unpack  # Any: arguments of the user's function
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self  # Any: arguments of the user's function
 
 from sgl_vllm.lang.program import CompiledProgram, Program
-from sgl_vllm.lang.sampling import Sampling, SamplingDefaults
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.sglang.states import ProgramState
 
@@ -20,7 +20,6 @@ class SglFunction(Program):
     """A program that runs with SGLang's meanings; made by `function`."""
 
     state_class = ProgramState
-    _n: int | None = None
 
     @property
     def bind_arguments(self) -> dict[str, Any]:
@@ -33,16 +32,13 @@ class SglFunction(Program):
         assert isinstance(bound, SglFunction)
         return bound
 
-    def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
-        return Sampling(n=self._n).over(super()._run_defaults(**given))
-
     def _with_default_n(self, options: dict[str, Any]) -> Self:
         """This program with the option `n`, which is removed, as the default of every `gen`. If
         the function has a parameter of that name, `n` is its argument."""
         if "n" in self.arg_names or "n" not in options:
             return self
         program = type(self)(self.func, self.bound, self.num_api_spec_tokens)
-        program._n = options.pop("n")
+        program.default_sampling = replace(DEFAULT_SAMPLING, n=options.pop("n"))
         return program
 
     def run(self, /, *args: Any, **kwargs: Any) -> Any:

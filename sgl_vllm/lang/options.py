@@ -1,26 +1,69 @@
-"""How type checkers see the calls of a program: with its own parameters, or options among them.
+"""The options of a run: as keywords, as type checkers see them, and as one value.
 
-Owns types alone: nothing here does anything in a run. A ParamSpec takes no further keywords
-(PEP 612), so SGLang's way to pass options needs an overload per option, and its calls are not
-checked any further. `ProgramWithOptions` keeps options and arguments apart.
+A ParamSpec takes no further keywords (PEP 612), so SGLang's way to pass options among a program's
+arguments needs an overload per option, and its calls are not checked any further.
+`ProgramWithOptions` keeps options and arguments apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 # Any: arguments of the user's function
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
 from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling, SamplingDefaults, sampling_of
 
 P = ParamSpec("P", default=...)
 """The parameters of a program without `s`."""
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 Texts: TypeAlias = str | Sequence[str] | None
+
+
+class RunOptions(SamplingDefaults, total=False):
+    """The keywords of `run`, `run_async` and `with_options`; see `run`."""
+
+    stream: bool
+    backend: Backend | None
+    use_thread: bool
+    timeout_s: float | None
+
+
+class BatchOptions(SamplingDefaults, total=False):
+    """The keywords of `run_batch` and `run_batch_async`; see `run_batch`."""
+
+    backend: Backend | None
+    num_threads: int | Literal["auto"]
+    progress_bar: bool
+    return_errors: bool
+    timeout_s: float | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a run or of a batch as one value, with their defaults."""
+
+    sampling: Sampling = DEFAULT_SAMPLING
+    backend: Backend | None = None
+    timeout_s: float | None = None
+    stream: bool = False
+    use_thread: bool = True
+    num_threads: int | Literal["auto"] = "auto"
+    progress_bar: bool = False
+    return_errors: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], base: Sampling = DEFAULT_SAMPLING) -> Self:
+        """Those given by keyword, over the sampling options `base`."""
+        names = SamplingDefaults.__annotations__
+        sampling = sampling_of({name: given[name] for name in given if name in names})
+        others = {name: given[name] for name in given if name not in names}
+        return cls(sampling.over(base), **others)
 
 
 class Takes(Generic[P]):
