@@ -1,7 +1,6 @@
 """A picture that follows a run: in a terminal, or in a notebook's output.
 
-Owns when to draw. Listeners on the run's streams wake the drawing thread, which is the caller's.
-While nothing changes, nothing runs.
+Owns when to draw. The drawing thread is the caller's.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any  # Any: IPython has no types
 
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.views.capture import picture_of, streams_below
@@ -26,77 +25,38 @@ if TYPE_CHECKING:
 
 MAX_PER_SECOND = 8
 
-Draw = Callable[[Picture], None]
 
-
-class Clock(Protocol):
-    """The time, as `time` has it."""
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float, /) -> None: ...
-
-
-def follow(stream: Stream, draw: Draw, clock: Clock = time) -> None:
+def follow(stream: Stream, draw: Callable[[Picture], None]) -> None:
     """Call `draw` with every new picture of a run, at most `MAX_PER_SECOND` times per second.
 
-    Blocks until the run has ended; the last picture shows its end. RuntimeError on the language's
-    own event loop.
+    Blocks until the run has ended; the last picture shows its end. While nothing changes, nothing
+    runs. RuntimeError on the language's own event loop.
     """
-    background = stream.run.background
-    background.refuse_to_wait()
-    with _Changes(stream) as changes:
+    stream.run.background.refuse_to_wait()
+    changed, watched = threading.Event(), set[Stream]()
+    with ExitStack() as listening:
         while True:
-            changes.clear()
+            changed.clear()
             is_end = _has_ended(stream)
-            began_s = clock.monotonic()
-            changes.watch_new_streams()
+            began_s = time.monotonic()
+            for new in set(streams_below(stream)) - watched:
+                watched.add(new)
+                listening.callback(new.listeners.add(changed.set))
+                changed.set()  # it may have changed before
             draw(picture_of(stream))
-            took_s = clock.monotonic() - began_s
             if is_end:
                 return
-            with waiting(*stream.queue.unfinished()):
-                changes.wait()
             # A picture that takes long to draw leaves at least as much time to the run.
-            pause_s = max(1 / MAX_PER_SECOND, 2 * took_s) - (clock.monotonic() - began_s)
-            clock.sleep(max(0.0, pause_s))
+            took_s = time.monotonic() - began_s
+            time.sleep(max(1 / MAX_PER_SECOND - took_s, took_s))
+            with waiting(*stream.queue.unfinished()):
+                changed.wait()
 
 
 def _has_ended(stream: Stream) -> bool:
     run = stream.run
     has_returned = run.body is None or run.body.done() or run.is_inside
     return has_returned and all(below.is_idle for below in streams_below(stream))
-
-
-class _Changes:
-    """Whether anything has changed on a stream or below it since `clear`."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._event = threading.Event()
-        self._watched: set[Stream] = set()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _Changes:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._stack.close()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def wait(self) -> None:
-        self._event.wait()
-
-    def watch_new_streams(self) -> None:
-        """Listen to new branches. A new branch counts as a change, because it may have changed
-        before this."""
-        for stream in streams_below(self._stream):
-            if stream not in self._watched:
-                self._watched.add(stream)
-                self._stack.callback(stream.listeners.add(self._event.set))
-                self._event.set()
 
 
 # --- where to draw ---------------------------------------------------------------------------
@@ -110,24 +70,16 @@ def follow_in_terminal(stream: Stream, console: Console | None) -> None:
 
     console = console or Console(highlight=False)
     drawn = TerminalView(picture_of(stream))
+    live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="visible")
 
-    def keep(picture: Picture) -> None:
+    def draw(picture: Picture) -> None:
         nonlocal drawn
         drawn = TerminalView(picture)
+        if console.is_terminal:
+            live.update(_LastLines(drawn), refresh=True)
 
-    if not console.is_terminal:
-        follow(stream, keep)
-        console.print(drawn)
-        return
     try:
-        with Live(
-            console=console, auto_refresh=False, transient=True, vertical_overflow="visible"
-        ) as live:
-
-            def draw(picture: Picture) -> None:
-                keep(picture)
-                live.update(_LastLines(drawn), refresh=True)
-
+        with live if console.is_terminal else nullcontext():
             follow(stream, draw)
     finally:
         console.print(drawn)
@@ -152,7 +104,7 @@ def follow_in_notebook(stream: Stream) -> None:
     """Redraw one output of a notebook."""
     from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
 
-    handle: _DisplayHandle | None = None
+    handle: Any = None
 
     def draw(picture: Picture) -> None:
         nonlocal handle
@@ -163,12 +115,6 @@ def follow_in_notebook(stream: Stream) -> None:
             handle.update(drawn)
 
     follow(stream, draw)
-
-
-class _DisplayHandle(Protocol):
-    """IPython's handle of an output."""
-
-    def update(self, shown: object, /) -> None: ...
 
 
 def runs_in_notebook() -> bool:

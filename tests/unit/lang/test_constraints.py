@@ -23,7 +23,6 @@ from sgl_vllm.lang.constraints import (
     ConstraintKind,
     dtype_constraint,
     regex_constraint,
-    schema_constraint,
 )
 from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.sampling import Sampling
@@ -91,6 +90,11 @@ def test_a_type_and_its_name_are_the_same(dtype):
     assert dtype_constraint(dtype.__name__) == dtype_constraint(dtype)
 
 
+@pytest.mark.parametrize("text", ["007", "+1", "1.5", "", "--1", "1" * 30])
+def test_the_int_regex_holds_to_one_bounded_form(text):
+    assert not re.fullmatch(dtype_constraint(int)[0].text, text)
+
+
 def test_other_types_are_refused_when_the_program_is_written():
     with pytest.raises(ValueError, match="int, float, str or bool, not list"):
         sgl.gen("a", dtype=list)
@@ -129,11 +133,6 @@ def test_what_is_no_schema_is_refused_when_the_program_is_written():
     for wrong in (int, 3, object()):
         with pytest.raises(ValueError, match="json_schema must be"):
             sgl.gen("v", json_schema=wrong)  # type: ignore[arg-type]
-
-
-def test_a_recursive_model_keeps_its_definitions():
-    constraint, _ = schema_constraint(Person)
-    assert "$defs" in constraint.value
 
 
 def test_a_text_of_the_wrong_form_is_generated_again_and_each_time_counts(server):
@@ -233,11 +232,9 @@ PIECES = r"""
 """
 
 
+@settings(deadline=None)
 @given(
-    st.lists(
-        st.sampled_from(PIECES.split()),
-        max_size=8,
-    ).map("".join),
+    st.lists(st.sampled_from(PIECES.split()), max_size=8).map("".join),
     st.lists(st.text("a.\n[]\\^_1\0\x01A\xe9", max_size=5), max_size=20),
 )
 def test_a_pattern_means_what_it_means_in_python(pattern, texts):
@@ -299,13 +296,6 @@ def test_a_new_kind_is_sent_to_vllm_and_recorded_without_changing_a_backend(serv
         greets.run(backend=recorder)
     assert server.calls[0]["structured_outputs"] == {"grammar": GREETING.text}
     assert greets.run(backend=sgl.Replay(path))["greeting"] == "hello"
-
-    @sgl.function
-    def other(s):
-        s.assistant(Gen("x", Sampling()))
-
-    with pytest.raises(sgl.ProgramError, match="no such generate"):
-        other.run(backend=sgl.Replay(path))
 
 
 def test_a_new_kind_is_refused_by_name_where_the_service_does_not_have_it():

@@ -38,7 +38,6 @@ CALLS: list[tuple[str, Callable[..., Any], str, str]] = [
     # What is called, how, the misspelled option, and the right one.
     ("gen", lambda **o: sgl.gen("a", **o), "temprature", "temperature"),
     ("gen", lambda **o: sgl.gen("a", **o), "max_new_tokens", "max_tokens"),
-    ("gen", lambda **o: sgl.gen("a", **o), "json_shema", "json_schema"),
     ("gen", lambda **o: sgl.gen_int("a", **o), "temprature", "temperature"),
     ("gen", lambda **o: sgl.gen_string("a", **o), "stops", "stop"),
     ("select", lambda **o: sgl.select("a", ["x"], **o), "choice_method", "choices_method"),
@@ -58,7 +57,6 @@ CALLS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("program", lambda **o: program.run("x", **o), "max_tokens", "max_new_tokens"),
     ("program", lambda **o: program(**o), "bakend", "backend"),
     ("program", lambda **o: program.run(**o), "quetsion", "question"),
-    ("program", lambda **o: program.run(stream=True, **o), "temprature", "temperature"),
     ("program", lambda **o: run(program.run_async(**o)), "temprature", "temperature"),
     ("program", lambda **o: program.bind(**o), "quetsion", "question"),
     ("program", lambda **o: program.compile().run(**o), "temprature", "temperature"),
@@ -73,15 +71,12 @@ CALLS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("OpenAI", lambda **o: sgl.OpenAI("m", **o), "base_ulr", "base_url"),
     ("Anthropic", lambda **o: sgl.Anthropic("m", **o), "timeout", "timeout_s"),
     ("LiteLLM", lambda **o: sgl.LiteLLM("m", **o), "temprature", "temperature"),
-    ("LiteLLM", lambda **o: sgl.LiteLLM("m", **o), "max_retires", "max_retries"),
     ("Combined", lambda **o: sgl.Combined(BACKEND, **o), "pictures", "picture"),
     ("Recorder", lambda **o: sgl.Recorder(BACKEND, **o), "paths", "path"),
     ("Replay", lambda **o: sgl.Replay(**o), "paths", "path"),
     ("gen", lambda **o: sglang.gen("a", **o), "temprature", "temperature"),
-    ("gen", lambda **o: sglang.gen_int("a", **o), "temprature", "temperature"),
     ("select", lambda **o: sglang.select("a", ["x"], **o), "choice_method", "choices_method"),
     ("of_sglang", lambda **o: of_sglang.run(**o), "temprature", "temperature"),
-    ("run_batch", lambda **o: of_sglang.run_batch([{}], **o), "temprature", "temperature"),
     ("RuntimeEndpoint", lambda **o: sglang.RuntimeEndpoint(URL, **o), "api_ky", "api_key"),
 ]
 
@@ -102,11 +97,8 @@ def test_an_option_that_nothing_resembles_is_refused_as_python_does() -> None:
     make: Any = sgl.gen
     with pytest.raises(TypeError, match=r"^gen\(\) got an unexpected keyword argument 'xyz'$"):
         make("a", xyz=0)
-
-
-def test_a_wrong_value_is_named_as_before() -> None:
     with pytest.raises(TypeError, match="stop must be a text or a list of texts, not 3"):
-        sgl.gen("a", stop=3)  # type: ignore[arg-type]
+        make("a", stop=3)
 
 
 def test_services_behind_litellm_may_have_options_that_are_not_known_here() -> None:

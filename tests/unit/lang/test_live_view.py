@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import io
-import queue
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -29,7 +28,7 @@ from sgl_vllm.lang.views.picture import Branch, Fork, Picture, Piece, Turn
 from sgl_vllm.lang.views.timings import MAX_BARS, duration
 from tests.unit.lang.parsed_html import Parsed, slices
 from tests.unit.lang.scripted import ScriptedBackend
-from tests.unit.lang.test_view import every_kind, printed, ran, two_endings, weather, writing
+from tests.unit.lang.test_view import printed, ran, two_endings, weather, writing
 
 
 def test_a_running_program_is_shown_with_what_has_come() -> None:
@@ -142,12 +141,6 @@ def test_every_moment_of_a_run_can_be_drawn() -> None:
 # --- live ----------------------------------------------------------------------------------------
 
 
-def followed(state: sgl.ProgramState) -> list[Picture]:
-    drawn: list[Picture] = []
-    view_live.follow(state._stream, drawn.append)
-    return drawn
-
-
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not holds():
@@ -159,63 +152,6 @@ def is_generating(picture: Picture, label: str) -> bool:
         branch.label == label and branch.status == "running" and "gen" in (branch.busy or "")
         for branch in picture.all_branches
     )
-
-
-def nothing_in(drawn: queue.Queue[Picture]) -> bool:
-    """Whether no picture is drawn now, or in the next moment."""
-    try:
-        drawn.get(timeout=0.05)
-    except queue.Empty:
-        return True
-    return False
-
-
-class Gate:
-    """Holds a backend in the middle of an answer until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self._open = threading.Event()
-
-    async def __call__(self, request: object) -> None:
-        self.reached.set()
-        while not self._open.is_set():
-            await asyncio.sleep(0.002)
-
-    def open(self) -> None:
-        self._open.set()
-
-
-class ManualClock:
-    """A clock that stands still until it is advanced, or until it runs: then sleeping ends at
-    once, at a later time."""
-
-    def __init__(self) -> None:
-        self.asleep = threading.Event()
-        self._now_s = 0.0
-        self._is_running = False
-        self._changed = threading.Condition()
-
-    def monotonic(self) -> float:
-        return self._now_s
-
-    def sleep(self, seconds: float) -> None:
-        with self._changed:
-            end_s = self._now_s + seconds
-            self.asleep.set()
-            assert self._changed.wait_for(lambda: self._is_running or self._now_s >= end_s, 20)
-            self.asleep.clear()
-            self._now_s = max(self._now_s, end_s)
-
-    def advance(self, seconds: float) -> None:
-        with self._changed:
-            self._now_s += seconds
-            self._changed.notify_all()
-
-    def run(self) -> None:
-        with self._changed:
-            self._is_running = True
-            self._changed.notify_all()
 
 
 def test_following_draws_all_branches_and_ends_with_the_end() -> None:
@@ -235,74 +171,29 @@ def test_following_draws_all_branches_and_ends_with_the_end() -> None:
         assert any(is_generating(picture, label) for picture in drawn[:-1])
 
 
-def test_following_shows_new_text_of_one_branch_while_all_others_wait() -> None:
-    shown: list[str] = []
+def test_following_draws_at_most_eight_times_a_second_and_only_what_is_new() -> None:
+    drawn: list[tuple[float, Picture]] = []
 
-    def is_shown(text: str) -> bool:
-        return text in list(shown)
-
-    class Halting(ScriptedBackend):
+    class Chatty(ScriptedBackend):
         async def generate(self, request):
-            for piece, text in (("ha", "ha"), ("lf", "half")):
-                request.watch(piece, None)
-                await until(functools.partial(is_shown, text))
+            for number in range(150):
+                request.watch("x", None)
+                await asyncio.sleep(0.002 if number < 149 else 0.5)
             return await super().generate(request)
 
     @sgl.function
     def forked(s):
-        s += "x"
         forks = s.fork(1)
-        forks += sgl.gen("a")
+        forks += "?" + sgl.gen("answer")
         forks.join()
 
-    def draw(picture: Picture) -> None:
-        shown.extend(piece.text for branch in picture.all_branches for piece in branch.pieces)
-
-    state = forked.run(backend=Halting(), stream=True)
-    view_live.follow(state._stream, draw)
-    state.sync()
-    assert {"ha", "half"} <= set(shown)
-
-
-def test_following_draws_at_most_eight_times_a_second_and_not_while_nothing_happens() -> None:
-    gate = Gate()
-
-    class Chatty(ScriptedBackend):
-        async def generate(self, request):
-            for _ in range(300):
-                request.watch("x", None)
-                await asyncio.sleep(0)
-            await gate(request)
-            return await super().generate(request)
-
-    @sgl.function
-    def asking(s):
-        s += "?" + sgl.gen("answer")
-
-    state = asking.run(backend=Chatty(), stream=True)
-    clock = ManualClock()
-    drawn: queue.Queue[Picture] = queue.Queue()
-    follow = functools.partial(view_live.follow, state._stream, drawn.put, clock)
-    thread = threading.Thread(target=follow)
-    thread.start()
-    drawn.get(timeout=20)  # the first picture, at 0 s
-    assert gate.reached.wait(20) and clock.asleep.wait(20)
-    clock.advance(0.124)
-    assert nothing_in(drawn)  # although 300 pieces of text have arrived
-    clock.advance(0.001)
-    assert drawn.get(timeout=20).root.num_chars == 1 + 300
-    assert nothing_in(drawn)
-    clock.advance(60)
-    assert nothing_in(drawn)  # because no more text has arrived
-    gate.open()
-    clock.run()
-    thread.join(20)
-    assert drawn.get(timeout=20) is not None
-
-
-def test_following_an_ended_run_draws_it_and_returns() -> None:
-    state = ran(two_endings)
-    assert followed(state)[-1] == picture_of(state)
+    state = forked.run(backend=Chatty(), stream=True)
+    view_live.follow(state._stream, lambda picture: drawn.append((time.monotonic(), picture)))
+    times_s = [time_s for time_s, _ in drawn]
+    assert all(later - sooner > 0.12 for sooner, later in pairwise(times_s))
+    lengths = [sum(b.num_chars for b in picture.all_branches) for _, picture in drawn]
+    assert 1 + 150 in lengths and len(drawn) <= 8  # none in the half second without news
+    assert all(not stream.listeners for stream in [state._stream, *state._stream.children])
 
 
 def test_following_a_failed_run_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,18 +281,6 @@ def test_live_in_a_notebook_updates_one_output(notebook: list[tuple[str, str]]) 
     sgl.live(state)
     assert [how for how, _ in notebook] == ["display"] + ["update"] * (len(notebook) - 1)
     assert notebook[-1][1] == state._repr_html_()
-
-
-def test_live_leaves_ipython_alone_outside_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    sgl.live(ran(every_kind), Console(file=io.StringIO()))
-    assert "IPython" not in sys.modules
-
-
-def test_following_leaves_no_listener_behind() -> None:
-    state = ran(two_endings, stream=True)
-    followed(state)
-    assert all(not stream.listeners for stream in [state._stream, *state._stream.children])
 
 
 def test_live_on_the_languages_own_loop_is_refused() -> None:

@@ -3,10 +3,8 @@ strict local service."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
-import json
 import re
 import struct
 import threading
@@ -16,9 +14,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.requests import MediaAnswer, MediaRequest, SpeechRequest
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.media_options import ServiceOptions, Voice
+from sgl_vllm.lang.backends.requests import MediaAnswer, MediaRequest
 from sgl_vllm.lang.wav import with_length
 from tests.unit.lang.media_server import MediaService, drawn, heard, serving, spoken
 from tests.unit.lang.scripted import ScriptedBackend
@@ -73,62 +69,53 @@ def test_the_format_of_audio_is_that_of_its_bytes(tmp_path: Path, data: bytes, n
     wanted = {"type": "input_audio", "input_audio": {"data": in_base64, "format": name}}
     for source in (data, wrong_name, str(wrong_name), f"data:audio/basic;base64,{in_base64}"):
         assert audio_part(source) == wanted
-
-
-def test_audio_at_a_url_is_sent_as_vllm_takes_it():
     url = "https://example.org/hare.wav"
     assert audio_part(url) == {"type": "audio_url", "audio_url": {"url": url}}
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", drawn("a hare", 1, 1), b"\0\0\0\x18ftypmp42"])
-def test_what_is_no_audio_is_an_error_that_says_which_formats_are(data: bytes):
-    with pytest.raises(ValueError, match="not audio in a known format: convert them to WAV, MP3"):
-        sgl.audio(data)
-
-
-def test_other_sources_of_audio_are_errors(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        sgl.audio(tmp_path / "none.wav")
-    with pytest.raises(ValueError, match="audio takes a path, a URL or bytes, not int"):
-        sgl.audio(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"not image\("):
-        sgl.audio(sgl.Media.of(drawn("a hare", 1, 1), "image"))
-    with pytest.raises(ValueError, match="is not base64"):
-        sgl.audio("data:audio/wav;base64,!!")
-
-
-def test_a_model_hears_audio(service, backend):
-    service.answer = "You said: {said}"
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("Listen: " + sgl.audio(spoken("hare")))
-        s += sgl.assistant(sgl.gen("answer"))
-
-    assert program.run(backend=backend)["answer"] == "You said: Listen:  hare"
+NO_AUDIO = "not audio in a known format: convert them to WAV, MP3"
 
 
 @pytest.mark.parametrize(
-    ("source", "named"),
-    [(b"fLaC\0\0\0\x22", "audio in audio/flac"), ("https://h/a.wav", "audio at a URL")],
+    ("make", "says"),
+    [
+        (lambda: sgl.audio(b""), NO_AUDIO),
+        (lambda: sgl.audio(drawn("a hare", 1, 1)), NO_AUDIO),
+        (lambda: sgl.audio(b"\0\0\0\x18ftypmp42"), NO_AUDIO),
+        (lambda: sgl.audio(3), "audio takes a path, a URL or bytes, not int"),  # type: ignore[arg-type]
+        (lambda: sgl.audio(sgl.Media.of(drawn("a hare", 1, 1), "image")), r"not image\("),
+        (lambda: sgl.audio("data:audio/wav;base64,!!"), "is not base64"),
+        (lambda: sgl.transcribe("words", "https://h/a.wav"), "h/a.wav is not downloaded: pass the"),
+        (lambda: sgl.speech("reply", "Hi", max_tokens=3), "leave out the text"),
+        (lambda: sgl.speech("reply", speed=2.0), "are for a text"),
+        (lambda: sgl.speech("reply", "Hi", format="pcm"), "wav, mp3, flac, opus, aac, not 'pcm'"),  # type: ignore[arg-type]
+    ],
 )
-def test_openai_itself_is_sent_only_audio_that_it_takes(source, named: str):
+def test_wrong_arguments_are_errors_where_the_program_has_them(make, says: str):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("backend", "source", "named"),
+    [
+        ("openai", b"fLaC\0\0\0\x22", "audio in audio/flac"),
+        ("openai", "https://h/a.wav", "audio at a URL"),
+        ("anthropic", spoken("hare"), "audio"),
+    ],
+)
+def test_a_service_is_sent_only_audio_that_it_takes(backend, source, named: str):
     @sgl.function
     def program(s):
         s += sgl.user(sgl.audio(source)) + sgl.assistant(sgl.gen("answer"))
 
+    backends = {
+        "openai": sgl.OpenAI("gpt-audio", base_url="https://api.openai.com/v1"),
+        "anthropic": sgl.Anthropic("claude", api_key="k"),
+    }
     with pytest.raises(sgl.ProgramError, match=f"{named} is not supported") as raised:
-        program.run(backend=sgl.OpenAI("gpt-audio", base_url="https://api.openai.com/v1"))
+        program.run(backend=backends[backend])
     assert isinstance(raised.value.__cause__, sgl.UnsupportedError)
-
-
-def test_anthropic_refuses_audio():
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.audio(spoken("hare"))) + sgl.assistant(sgl.gen("answer"))
-
-    with pytest.raises(sgl.ProgramError, match="audio is not supported by"):
-        program.run(backend=sgl.Anthropic("claude", api_key="k"))
 
 
 # --- speech --------------------------------------------------------------------------------------
@@ -149,56 +136,10 @@ def test_a_text_is_spoken_and_the_variable_holds_a_wav_file(service, backend, tm
     assert (tmp_path / "reply.wav").read_bytes() == spoken("Hello, hare.")
     assert state.text() == "Hello. Bye."
     assert "".join(state.text_iter("reply")) == "Hello, hare."
-    assert service.bodies(SPEECH) == [
-        {
-            "model": "speaker",
-            "input": "Hello, hare.",
-            "voice": "alloy",
-            "response_format": "wav",
-            "instructions": "cheerfully",
-            "speed": 1.5,
-        }
-    ]
-
-
-def test_usage_is_what_vllm_omni_reports_in_headers(service, backend):
-    @sgl.function
-    def program(s):
-        s += speaking("reply", "Hi")
-
-    state = program.run(backend=backend)
-    assert state.usage == sgl.Usage(prompt_tokens=7, completion_tokens=30, calls=1)
-    assert state.get_meta_info("reply")["completion_tokens"] == 30
-
-
-def test_a_server_of_vllm_omnis_kind_speaks_with_its_own_model_and_voice(service):
-    @sgl.function
-    def program(s):
-        s += sgl.speech("reply", "Hi", extra_body={"voice": "vivian"})
-
-    backend = sgl.VLLM(service.url, model="speaker", timeout_s=10, max_retries=0)
-    assert heard(program.run(backend=backend)["reply"].data)[0] == "Hi"
+    assert state.usage == sgl.Usage(prompt_tokens=7, completion_tokens=30, calls=1)  # in headers
     (body,) = service.bodies(SPEECH)
-    assert (body["model"], body["voice"]) == ("speaker", "vivian")
-
-
-def test_a_variable_is_spoken_and_branches_speak_in_parallel(service, backend):
-    service.answer = "<{said}>"
-
-    @sgl.function
-    def program(s):
-        s.user_begin()
-        forks = s.fork(3)
-        for number, branch in enumerate(forks):
-            branch += f"item {number}"
-            branch.user_end()
-            branch += sgl.assistant(sgl.gen("answer"))
-            branch += speaking("reply", sgl.var("answer"))
-        forks.join()
-        s.user_end()
-
-    replies = program.run(backend=backend)["reply"]
-    assert [heard(reply.data)[0] for reply in replies] == ["<item 0>", "<item 1>", "<item 2>"]
+    assert (body["model"], body["input"], body["voice"]) == ("speaker", "Hello, hare.", "alloy")
+    assert (body["instructions"], body["speed"]) == ("cheerfully", 1.5)
 
 
 def test_a_model_answers_aloud_and_the_transcript_is_the_text(service, backend):
@@ -224,27 +165,15 @@ def test_a_model_answers_aloud_and_the_transcript_is_the_text(service, backend):
     assert state.usage.calls == 2
 
 
-def test_a_spoken_answer_belongs_into_an_assistant_turn(backend):
+def test_a_spoken_answer_belongs_into_an_assistant_turn_and_is_not_cut_by_a_pattern(backend):
     @sgl.function
     def program(s):
         s += "text " + sgl.speech("reply", voice="alloy")
 
     with pytest.raises(sgl.ProgramError, match=r"speech 'reply' failed.*put it in assistant"):
         program.run(backend=backend)
-
-
-def test_a_spoken_answer_is_not_cut_by_a_pattern(backend):
     with pytest.raises(sgl.ProgramError, match="stop_regex cannot cut a spoken answer: use stop"):
         sgl.function(answer).run(backend=backend, stop_regex="x")
-
-
-def test_options_of_the_other_kind_of_speech_are_errors():
-    with pytest.raises(ValueError, match="leave out the text"):
-        sgl.speech("reply", "Hi", max_tokens=3)
-    with pytest.raises(ValueError, match="are for a text"):
-        sgl.speech("reply", speed=2.0)
-    with pytest.raises(ValueError, match="format is one of wav, mp3, flac, opus, aac, not 'pcm'"):
-        sgl.speech("reply", "Hi", format="pcm")  # type: ignore[arg-type]
 
 
 # --- pictures ------------------------------------------------------------------------------------
@@ -263,28 +192,11 @@ def test_a_picture_is_drawn_and_shown_to_the_model(service, backend):
     assert drawing.data == drawn("A hare under a tree.", 40, 24)
     assert struct.unpack(">II", drawing.data[16:24]) == (40, 24)
     assert drawing.media_type == "image/png"
-    assert service.bodies(PICTURES) == [
-        {
-            "model": "painter",
-            "prompt": "A hare under a tree.",
-            "size": "40x24",
-            "quality": "high",
-        }
-    ]
+    (body,) = service.bodies(PICTURES)
+    assert (body["prompt"], body["quality"]) == ("A hare under a tree.", "high")
     (chat,) = service.bodies(CHATS)
     assert chat["messages"][1]["content"][0]["image_url"]["url"] == drawing.url
     assert state.get_meta_info("drawing")["prompt_tokens"] == 9
-
-
-def test_what_was_said_aloud_is_drawn(service, backend):
-    @sgl.function
-    def program(s):
-        s += sgl.user("Hi") + sgl.assistant(sgl.speech("reply", voice="alloy"))
-        s += sgl.picture("drawing", sgl.var("reply"))
-
-    program.run(backend=backend)
-    (body,) = service.bodies(PICTURES)
-    assert body == {"model": "chatter", "prompt": "It is a hare."}
 
 
 def test_without_turns_all_text_describes_the_picture(service, backend):
@@ -314,35 +226,13 @@ def test_what_is_said_is_appended_as_text(service, backend, tmp_path: Path):
     state = program.run(backend=backend)
     assert state["words"] == "two hares"
     assert state.text() == "He said: two hares."
-    (body,) = service.bodies(TRANSCRIPTIONS)
+    (body, *_) = service.bodies(TRANSCRIPTIONS)
     assert body["file"] == spoken("two hares")
     assert (body["language"], body["prompt"]) == ("en", "hares")
     assert state.usage == sgl.Usage(calls=1, audio_seconds=0.09)
-
-
-def test_tokens_of_a_transcription_are_counted_where_the_service_counts_them(service, backend):
     service.reports_tokens = True
-
-    @sgl.function
-    def program(s):
-        s += sgl.transcribe("words", spoken("hare"), model="listener")
-
     usage = program.run(backend=backend).usage
-    assert usage == sgl.Usage(prompt_tokens=20, completion_tokens=4, calls=1)
-
-
-def test_speech_is_transcribed_without_waiting_in_the_program(service, backend):
-    @sgl.function
-    def program(s):
-        s += speaking("reply", "there and back")
-        s += sgl.transcribe("words", sgl.var("reply"), model="listener")
-
-    assert program.run(backend=backend)["words"] == "there and back"
-
-
-def test_a_url_cannot_be_transcribed():
-    with pytest.raises(ValueError, match=r"https://h/a.wav is not downloaded: pass the bytes"):
-        sgl.transcribe("words", "https://h/a.wav")
+    assert usage == sgl.Usage(prompt_tokens=20, completion_tokens=9, calls=1)
 
 
 # --- audio in pieces -----------------------------------------------------------------------------
@@ -390,28 +280,6 @@ def test_a_complete_wav_file_gets_its_length_wherever_its_samples_begin():
         assert with_length(complete) == complete
 
 
-def test_a_transcript_is_streamed_with_its_audio(service, backend):
-    service.gate = threading.Semaphore(1)
-    service.answer = "one two three"
-    state = answered_aloud.run(backend=backend, stream=True)
-    texts = []
-    for piece in state.text_iter("reply"):
-        texts.append(piece)
-        assert service.num_sent == len(texts)
-        service.gate.release()
-    assert texts == ["one ", "two ", "thre", "e"]
-    assert state.text() == "Hione two three"
-    assert state.usage == sgl.Usage(
-        prompt_tokens=11, cached_prompt_tokens=None, completion_tokens=13, calls=1
-    )
-
-
-def test_the_usage_of_streamed_speech_is_in_its_last_event(service, backend):
-    state = read_aloud.run(backend=backend, stream=True)
-    assert b"".join(state.audio_iter("reply"))[44:] == spoken("one two three")[44:]
-    assert state.usage == sgl.Usage(prompt_tokens=8, completion_tokens=31, calls=1)
-
-
 def test_pieces_in_the_form_of_vllm_omni_become_one_file(service, backend):
     service.form = "omni"
     service.answer = "one two three"
@@ -455,19 +323,21 @@ def test_a_variable_without_a_file_has_no_audio(backend):
         list(state.audio_iter("other"))
 
 
-def test_an_error_in_the_middle_of_speech_is_the_services(service, backend):
-    service.break_off_after, service.reason = 2, "out of breath"
-    state = read_aloud.run(backend=backend, stream=True)
-    with pytest.raises(sgl.ProgramError, match="ended its answer with an error: out of breath"):
-        list(state.audio_iter("reply"))
-
-
-@pytest.mark.parametrize("program", [read_aloud, answered_aloud])
-def test_speech_that_breaks_off_is_an_error_and_no_short_file(service, backend, program):
-    service.break_off_after = 2
+@pytest.mark.parametrize(
+    ("program", "reason", "says"),
+    [
+        (read_aloud, "", "stopped in the middle of an answer"),
+        (answered_aloud, "", "stopped in the middle of an answer"),
+        (read_aloud, "out of breath", "ended its answer with an error: out of breath"),
+    ],
+)
+def test_speech_that_breaks_off_is_an_error_and_no_short_file(
+    service, backend, program, reason, says
+):
+    service.break_off_after, service.reason = 2, reason
     service.answer = "one two three"
     state = program.run(backend=backend, stream=True)
-    with pytest.raises(sgl.ProgramError, match="stopped in the middle of an answer"):
+    with pytest.raises(sgl.ProgramError, match=says):
         list(state.audio_iter("reply"))
     assert isinstance(state.error(), sgl.ProgramError)
 
@@ -480,6 +350,7 @@ def test_a_coroutine_reads_pieces_too(service, backend):
 
     state = program.run(backend=backend, stream=True)
     assert b"".join(state["pieces"])[44:] == spoken("one two three")[44:]
+    assert state.usage == sgl.Usage(prompt_tokens=8, completion_tokens=31, calls=1)
 
 
 def test_the_blocks_of_the_documentation_run(service, tmp_path, monkeypatch):
@@ -585,11 +456,6 @@ def test_each_modality_has_a_server_of_its_own_and_all_are_recorded(service, bac
     assert values_of(storybook.run("hare", backend=sgl.Replay(tmp_path / "run.jsonl"))) == wanted
 
 
-def test_what_is_left_out_goes_to_the_first_backend(service, backend):
-    state = read_aloud.run(backend=sgl.Combined(backend, picture=ScriptedBackend()))
-    assert heard(state["reply"].data)[0] == "one two three"
-
-
 def test_the_keys_of_all_servers_stay_out_of_a_record(backend, tmp_path):
     class Loose(ScriptedBackend):
         secrets = ("sk-of-the-speaker",)
@@ -637,115 +503,9 @@ def test_a_recorded_run_is_replayed_without_the_service(service, backend, tmp_pa
     assert f"data:image/png;base64,{in_base64}" in path.read_text()
 
 
-def test_pieces_are_replayed_as_they_were_recorded(backend, tmp_path):
-    path = tmp_path / "run.jsonl"
-    with sgl.Recorder(backend, path) as recorder:
-        read_aloud.run(backend=recorder, stream=True).sync()
-    pieces = []
-    voice = Voice("alloy")
-    request = SpeechRequest(
-        ServiceOptions("speaker"), "one two three", voice, lambda _, piece: pieces.append(piece)
-    )
-    asyncio.run(sgl.Replay(path).media(request))
-    assert [len(piece) for piece in pieces] == [44 + 4 * 480, 4 * 480, 4 * 480, 480]
-    assert b"".join(pieces) == spoken("one two three")
-
-
-def test_a_request_that_was_not_recorded_says_how_it_differs(backend, tmp_path):
-    path = tmp_path / "run.jsonl"
-    with sgl.Recorder(backend, path) as recorder:
-        read_aloud.run(backend=recorder)
-
-    @sgl.function
-    def program(s):
-        s += "Listen: " + sgl.speech("reply", "one two three", voice="nova", model="speaker")
-
-    with pytest.raises(sgl.ProgramError, match=r"no such media; .* on line 2: voice is .*nova"):
-        program.run(backend=sgl.Replay(path))
-
-
-def test_speech_that_is_asked_for_more_often_than_recorded_is_an_error(backend, tmp_path):
-    path = tmp_path / "run.jsonl"
-    with sgl.Recorder(backend, path) as recorder:
-        read_aloud.run(backend=recorder)
-    replay = sgl.Replay(path)
-    read_aloud.run(backend=replay)
-    with pytest.raises(sgl.ProgramError, match="has 1 answer to this media, which was requested"):
-        read_aloud.run(backend=replay)
-
-
 def test_a_compiled_program_makes_the_same(service, backend):
     compiled = storybook.compile()
     assert values_of(compiled.run("hare", backend=backend)) == values_of(
         storybook.run("hare", backend=backend)
     )
-    shown = str(compiled.graph)
-    for operation in (
-        "speech 'reply'",
-        "picture 'drawing'",
-        "speech 'again'",
-        "transcribe 'words'",
-    ):
-        assert operation in shown
-
-
-def test_a_graph_with_speech_is_plain_data():
-    nodes = storybook.trace("hare").as_dict()["nodes"]
-    assert isinstance(nodes, list)
-    assert "Once more" in json.dumps(nodes)
-
-
-def test_text_that_only_a_run_knows_is_spoken_by_a_compiled_program(service, backend):
-    service.answer = "<{said}>"
-
-    @sgl.function
-    def program(s, question):
-        s += sgl.user(question) + sgl.assistant(sgl.gen("answer"))
-        s += speaking("reply", s["answer"].upper())
-
-    state = program.compile().run(question="Why?", backend=backend)
-    assert heard(state["reply"].data)[0] == "<WHY?>"
-
-
-def test_a_batch_makes_each_items_own(backend):
-    states = storybook.run_batch([("hare",), ("fox",), ("owl",)], backend=backend)
-    assert [state["drawing"].data for state in states] == [
-        drawn(f"A {animal}", 16, 8) for animal in ("hare", "fox", "owl")
-    ]
-
-
-class CountingAloud(ScriptedBackend):
-    """Counts, and says "x" to everything."""
-
-    def __init__(self) -> None:
-        super().__init__(reply=lambda _: "one. two. three.")
-
-    async def media(self, request: MediaRequest) -> MediaAnswer:
-        return MediaAnswer("x", sgl.Usage(calls=1), Media.of(spoken("x"), "audio"))
-
-
-def test_what_appends_nothing_leaves_text_that_was_generated_ahead():
-    @sgl.function(num_api_spec_tokens=20)
-    def program(s):
-        s += "Count: " + sgl.gen("a", stop=".") + speaking("sound", "x") + sgl.picture("drawing")
-        s += "." + sgl.gen("b", stop=".")
-
-    backend = CountingAloud()
-    state = program.run(backend=backend)
-    assert (state["a"], state["b"], state.usage.saved_calls) == ("one", " two", 1)
-    assert len(backend.requests) == 1
-
-
-def test_what_a_model_says_aloud_ends_text_that_was_generated_ahead():
-    @sgl.function(num_api_spec_tokens=20)
-    def program(s):
-        s += sgl.user("Count.")
-        s += sgl.assistant(
-            "I do: " + sgl.gen("a", stop=".") + sgl.speech("sound") + sgl.gen("b", stop=".")
-        )
-
-    backend = CountingAloud()
-    state = program.run(backend=backend)
-    assert (state["a"], state["b"], state.usage.saved_calls) == ("one", "one", 0)
-    assert backend.prompts[1].endswith("I do: onex")
-    assert len(backend.requests) == 2
+    assert "speech 'reply'" in str(compiled.graph)

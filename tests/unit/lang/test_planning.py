@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_vllm.lang import planning
@@ -18,7 +18,6 @@ from sgl_vllm.lang.planning import OrderMemory, SharedOrders, by_frequency, plan
 WEIGHTS = {segment: 1 + 7 * place % 10 for place, segment in enumerate("abcdefgh")}
 
 a_set = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6)
-small_sets = st.lists(st.lists(st.sampled_from("abcde"), unique=True, max_size=3), max_size=4)
 
 
 def weight_of_prefixes(orders: Sequence[Sequence[str]]) -> int:
@@ -34,27 +33,22 @@ def test_what_is_shared_is_what_is_not_in_the_trie(orders):
 
 
 @given(st.lists(a_set, max_size=12))
-def test_every_order_is_a_permutation_of_its_set(sets):
-    for one, order in zip(sets, plan(sets, WEIGHTS), strict=True):
-        assert sorted(order) == sorted(one)
+def test_a_plan_permutes_each_set_and_shares_no_less_than_the_sets_as_given(sets):
+    orders = plan(sets, WEIGHTS)
+    assert [sorted(order) for order in orders] == [sorted(one) for one in sets]
+    assert weight_of_prefixes(orders) >= weight_of_prefixes(sets)
+    assert plan([[*one] for one in sets], dict(WEIGHTS)) == orders
 
 
-@given(st.lists(a_set, max_size=12))
-def test_a_plan_shares_no_less_than_the_sets_as_given(sets):
-    assert weight_of_prefixes(plan(sets, WEIGHTS)) >= weight_of_prefixes(sets)
-
-
-@settings(deadline=None)
-@given(small_sets)
-def test_of_a_few_small_sets_no_orders_share_more(sets):
-    everything = itertools.product(*(itertools.permutations(one) for one in sets))
-    best = max(map(weight_of_prefixes, everything))
-    assert weight_of_prefixes(plan(sets, WEIGHTS)) == best
-
-
-@given(st.lists(a_set, max_size=12))
-def test_a_plan_is_the_same_every_time(sets):
-    assert plan(sets, WEIGHTS) == plan([[*one] for one in sets], dict(WEIGHTS))
+def test_of_a_few_small_sets_all_orders_there_are_share_hardly_more():
+    rng = random.Random(2)
+    planned = best = 0
+    for _ in range(100):
+        sets = [rng.sample("abcde", 3) for _ in range(3)]
+        planned += weight_of_prefixes(plan(sets, WEIGHTS))
+        everything = itertools.product(*(itertools.permutations(one) for one in sets))
+        best += max(map(weight_of_prefixes, everything))
+    assert 0.99 * best < planned <= best
 
 
 def test_equal_sets_get_equal_orders():
@@ -80,27 +74,17 @@ def test_a_large_batch_is_planned_in_time(num_sets, size, num_segments):
     assert shared_weight(orders, weights) > 2 * shared_weight(sets, weights)
 
 
-def test_the_search_is_bounded_and_then_goes_by_frequency(monkeypatch):
+def test_each_bound_of_the_search_leaves_a_plan_that_shares_less(monkeypatch):
     rng = random.Random(3)
     sets = [rng.sample(range(60), 12) for _ in range(300)]
     weights = dict.fromkeys(range(60), 5)
-    full = shared_weight(plan(sets, weights), weights)
-    monkeypatch.setattr(planning, "MAX_WORK", 10_000)
-    bounded = shared_weight(plan(sets, weights), weights)
-    assert shared_weight(by_frequency(sets, weights), weights) <= bounded < full
-
-
-def test_the_local_search_shares_more_and_is_bounded(monkeypatch):
-    rng = random.Random(3)
-    sets = [rng.sample(range(60), 5) for _ in range(300)]
-    weights = dict.fromkeys(range(60), 5)
+    bounds = (10_000, -1), (planning.MAX_WORK, -1), (planning.MAX_WORK, planning.MAX_REPLACED)
     shared = []
-    for limit in (-1, 2_000, planning.MAX_REPLACED):
-        monkeypatch.setattr(planning, "MAX_REPLACED", limit)
-        orders = plan(sets, weights)
-        assert [sorted(order) for order in orders] == [sorted(one) for one in sets]
-        shared.append(shared_weight(orders, weights))
-    assert shared[0] < shared[1] < shared[2]
+    for work, replaced in bounds:
+        monkeypatch.setattr(planning, "MAX_WORK", work)
+        monkeypatch.setattr(planning, "MAX_REPLACED", replaced)
+        shared.append(shared_weight(plan(sets, weights), weights))
+    assert shared_weight(by_frequency(sets, weights), weights) <= shared[0] < shared[1] < shared[2]
 
 
 # -- one after the other
@@ -118,22 +102,8 @@ def test_a_suggestion_begins_with_the_heaviest_beginning_that_was_sent(sets):
         assert chosen.shared_weight == heaviest == orders.shared_weight(chosen.order, WEIGHTS)
         assert chosen.shared_weight >= orders.shared_weight(one, WEIGHTS)
         orders.add(chosen.order)
+        assert orders.decided(one) is not None
         sent.append(chosen.order)
-
-
-def test_segments_that_were_asked_for_often_come_before_others():
-    orders: SharedOrders[str] = SharedOrders()
-    for order in ("ab", "cb", "db"):
-        orders.add(order)
-    assert orders.suggest("fgb", WEIGHTS).order == ("b", "f", "g")
-
-
-def test_a_set_keeps_its_first_order():
-    orders: SharedOrders[str] = SharedOrders()
-    assert orders.decided("ab") is None
-    orders.add("ba")
-    orders.add("ab")
-    assert orders.decided("ab") == ("b", "a")
 
 
 def test_a_memory_is_bounded_and_forgets_what_was_used_least_recently():

@@ -27,29 +27,9 @@ def test_a_batch_sends_what_its_prompts_begin_with_first_and_once(server):
     assert server.bodies("/v1/completions")[0] == hint
 
 
-def test_a_fork_right_after_the_common_prefix_sends_no_second_hint(server):
-    @sgl.function
-    def fork(s, word):
-        s += SHOTS
-        forks = s.fork(2)
-        forks += word + sgl.gen("a")
-        forks.join()
-
-    fork.run_batch([("x",), ("y",)])
-    assert len(server.hints) == 1
-
-
-def test_arguments_that_differ_from_the_start_share_nothing(server):
+def test_a_batch_that_shares_nothing_sends_nothing_ahead(server, monkeypatch):
     ask.run_batch([{"shots": SHOTS + str(i), "question": "why?"} for i in range(3)])
-    assert not server.hints
-
-
-def test_one_item_has_nothing_to_share(server):
     ask.run_batch(items(1))
-    assert not server.hints
-
-
-def test_it_can_be_switched_off(server, monkeypatch):
     monkeypatch.setattr(sgl.global_config, "enable_precache_with_tracing", False)
     ask.run_batch(items(3))
     assert not server.hints
@@ -68,30 +48,6 @@ def test_a_program_that_cannot_be_traced_runs_all_the_same_and_its_effects_happe
     assert sorted(seen) == ["why 0?", "why 1?", "why 2?"]
     assert all("answer" in state for state in states)
     assert [hint["prompt"] for hint in server.hints] == [SHOTS]
-
-
-def test_what_tracing_does_not_support_ends_the_shared_prefix_and_changes_nothing_else(server):
-    @sgl.function
-    def careful(s, number):
-        s += SHOTS
-        try:
-            s += str(int(number))
-        except ValueError:
-            s += "no number"
-        s += sgl.gen("answer")
-
-    @sgl.function
-    def imports_first(s, number):
-        import math
-
-        s += SHOTS + str(math.floor(number)) + sgl.gen("answer")
-
-    states = careful.run_batch([("1",), ("x",)])
-    assert [state.text()[len(SHOTS) :].split("[")[0] for state in states] == ["1", "no number"]
-    assert [hint["prompt"] for hint in server.hints] == [SHOTS]
-    server.requests.clear()
-    assert all("answer" in state for state in imports_first.run_batch([(1.5,), (2.5,)]))
-    assert server.hints == []
 
 
 def test_a_key_that_is_missing_in_a_table_is_the_items_own_error(server):
@@ -133,10 +89,3 @@ def test_cache_sends_the_constant_beginning_of_all_runs(server):
     (hint,) = server.hints
     assert hint["prompt"] == SHOTS + "Question: "
     assert ask.cache() == sgl.Usage()  # nothing is known about its prompts
-
-
-def test_trace_and_compile_are_methods_of_a_program():
-    graph = ask.trace(shots="S")
-    assert "gen 'answer'" in str(graph)
-    compiled = ask.compile(shots=SHOTS)
-    assert compiled.run(question="q")["answer"] == ask.run(SHOTS, "q")["answer"]

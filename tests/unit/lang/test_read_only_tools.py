@@ -38,43 +38,19 @@ def test_it_is_called_while_what_is_before_it_still_generates():
     assert (state.text(), state["t"]) == ("a(1)met", "met")
 
 
-def test_several_are_called_at_the_same_time_and_appended_in_order():
-    meeting = Meeting(3)
-
-    def search(word: str) -> str:
-        meeting.wait()
-        return f"[{word}]"
-
-    @sgl.function
-    def program(s):
-        for word in ("a", "b", "c"):
-            s += f"{word}: " + sgl.read_only_tool(word, search, word)
-
-    assert program.run(backend=ScriptedBackend()).text() == "a: [a]b: [b]c: [c]"
-
-
-def test_in_a_branch_it_is_called_before_the_branch_begins():
-    meeting = Meeting(3)
+def test_in_branches_several_are_called_before_a_branch_begins_and_appended_in_order():
+    meeting = Meeting(5)
     backend = ScriptedBackend(before=meeting.wait_async)
 
     @sgl.function
     def program(s):
         s += "a" + sgl.gen("x")
         branches = s.fork(2)
-        branches += sgl.read_only_tool("t", meeting.wait)
-        branches.join()
+        for word in ("b", "c"):
+            branches += word + sgl.read_only_tool(word, meeting.wait)
+        return [branch.text() for branch in branches]
 
-    assert program.run(backend=backend)["t"] == ["met", "met"]
-
-
-def test_it_waits_for_its_arguments():
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", str.upper, sgl.var("x"))
-        s += sgl.read_only_tool("u", len, sgl.var("t"))
-
-    state = program.run(backend=ScriptedBackend(reply=lambda _: "word"))
-    assert (state["t"], state["u"]) == ("WORD", 4)
+    assert program.run(backend=backend).ret_value == ["a(1)bmetcmet"] * 2
 
 
 @pytest.mark.parametrize("compiles", [False, True])
@@ -109,38 +85,6 @@ def test_it_waits_for_tools_before_it_that_may_change_what_it_reads(where, compi
     run = program.compile(mode=where) if compiles else program.bind(mode=where)
     state = run.run(name="f", backend=ScriptedBackend())
     assert state["n"] == (1 if where in ("here", "parent") else 2)
-
-
-def test_a_compiled_program_calls_it_as_soon_as_a_variable_exists():
-    meeting = Meeting()
-
-    async def before(request):
-        if len(backend.requests) == 2:  # the generation after the one that the tool reads
-            await meeting.wait_async()
-
-    backend = ScriptedBackend(before=before)
-
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x")
-        s += "b" + sgl.gen("y")
-        s += sgl.read_only_tool("t", meeting.wait, s["x"].upper())
-
-    assert program.compile().run(backend=backend)["t"] == "met"
-
-
-def test_its_error_is_that_of_its_turn():
-    def fail() -> None:
-        raise ValueError("no such page")
-
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", fail) + sgl.gen("y")
-
-    state = program.run(backend=ScriptedBackend(), stream=True)
-    with pytest.raises(sgl.ProgramError, match="tool fail for 't' failed: ValueError: no such"):
-        state["y"]
-    assert state["x"] == "(1)"
 
 
 def test_it_is_canceled_when_something_before_it_fails():
@@ -215,20 +159,6 @@ def test_nothing_is_computed_ahead_that_would_not_pay(tail):
     assert prefixes(backend) == []
 
 
-def test_a_prefix_that_the_server_refuses_is_no_error():
-    class Refusing(ScriptedBackend):
-        async def warm(self, prompt):
-            raise BackendError("an open turn cannot be rendered")
-
-    @sgl.function
-    def program(s):
-        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
-
-    state = program.run(backend=Refusing())
-    assert state["t"] == "found"
-    assert state.usage.calls == 1
-
-
 class Stuck(ScriptedBackend):
     """Never computes what it is sent ahead of time."""
 
@@ -254,6 +184,10 @@ def test_a_prefix_that_still_waits_when_the_tool_returns_is_canceled():
     assert state["t"] == "found" and state["y"]
     assert backend.was_canceled.wait(5)
     assert state.usage.calls == 1
+    backend.was_canceled.clear()
+    with pytest.raises(sgl.ProgramError, match="timeout_s"):
+        program.run(backend=backend, timeout_s=0.1)
+    assert backend.was_canceled.wait(5)
 
 
 @pytest.mark.parametrize(("backend", "is_sent"), [(ScriptedBackend(), False), (Stuck(), True)])
@@ -266,30 +200,6 @@ def test_what_branches_share_is_sent_unless_it_was_computed_ahead(backend, is_se
 
     program.run(backend=backend)
     assert (INSTRUCTIONS + "found" in prefixes(backend)) == is_sent
-
-
-def test_only_a_prompt_up_to_a_tool_is_ahead_of_time():
-    """What branches share is waited for."""
-    kinds = []
-
-    class Watched(ScriptedBackend):
-        async def warm(self, prompt):
-            kinds.append("now")
-            return await super().warm(prompt)
-
-        async def warm_ahead(self, prompt):
-            kinds.append("ahead")
-            return await super().warm(prompt)
-
-    @sgl.function
-    def program(s):
-        s += INSTRUCTIONS
-        for branch in s.fork(2):
-            branch += "?" + sgl.gen("x")
-        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
-
-    program.run(backend=Watched())
-    assert kinds == ["now", "ahead"]
 
 
 @pytest.fixture
@@ -315,34 +225,3 @@ def test_a_long_prompt_is_sent_again_shortly_before_a_long_tool_returns():
         counts.append(len(prefixes(backend)) - before)
     assert counts == [1, 1, 1, 1, 2, 2]  # four calls show how long it takes
     assert set(prefixes(backend)) == {guide}
-
-
-@pytest.mark.usefixtures("quick_clock")
-def test_a_short_prompt_or_what_needs_no_prompt_is_sent_once_at_most():
-    backend = ScriptedBackend()
-    guide = INSTRUCTIONS * (AGAIN_MIN_CHARS // len(INSTRUCTIONS) + 1)
-
-    @sgl.function
-    def short(s):
-        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
-
-    @sgl.function
-    def last(s):
-        s += guide + sgl.tool("t", slow)
-
-    for _ in range(6):
-        short.run(backend=backend)
-        last.run(backend=backend)
-    assert prefixes(backend) == [INSTRUCTIONS] * 6
-
-
-def test_a_prefix_is_canceled_with_the_program():
-    backend = Stuck()
-
-    @sgl.function
-    def program(s):
-        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
-
-    with pytest.raises(sgl.ProgramError, match="timeout_s"):
-        program.run(backend=backend, timeout_s=0.1)
-    assert backend.was_canceled.wait(5)

@@ -127,13 +127,6 @@ def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
     assert shared_prefix(judge, items)[0] == Text("Essay: E\n")
 
 
-def test_bind_keeps_the_order_of_a_reordered_program():
-    program = judge.compile().reordered().program.bind(essay="E")
-    (state,) = program.run_batch([{"criterion": "style"}])
-    assert state.text() == program.run(criterion="style").text()
-    assert state.text().startswith("You are a fair judge of essays.\nAnswer with a number.\nEssay")
-
-
 def test_a_prefix_ends_where_computing_it_fails():
     @sgl.function
     def program(s, n):

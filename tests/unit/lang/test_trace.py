@@ -169,28 +169,6 @@ def test_known_values_are_real_ones():
     assert (graph.parameters, graph.known, words) == (("tone",), ("words",), ["tea", "ab"])
 
 
-def test_the_steps_of_the_function_are_what_it_waits_for_and_computes():
-    @sgl.function
-    def program(s, word):
-        one, two = s.fork(2)
-        one += "Q" + sgl.gen("x")
-        two += sgl.tool("early", len, "") + sgl.gen("y")
-        one["x"][0]
-        two.sync()
-        s += sgl.var("y") if "y" in s else f"{word}"
-        two += sgl.tool("late", len, "")
-
-    graph = program.trace()
-    assert [str(step) for step in graph.steps] == [
-        "<s['x']>",
-        "<s['x'][0]>",
-        "<s.text()>",
-        "<word>",
-    ]
-    tools = [node for node in graph.nodes if str(node).startswith("tool")]
-    assert [node.num_steps for node in tools] == [0, 4]
-
-
 # --- where it stops ------------------------------------------------------------------------------
 
 
@@ -387,11 +365,6 @@ RULES = (RoleBegin("system"), Text("Be kind. R"), RoleEnd("system"), RoleBegin("
     [
         (chat, [{"rules": "R", "question": q} for q in "abc"], (*RULES, Text("Question: "))),
         (chat.bind(rules="R"), [{"question": q} for q in "ab"], (*RULES, Text("Question: "))),
-        (
-            chat,
-            [{"rules": "R", "question": "a"}, {"rules": "R", "question": "a", "tone": "curt"}],
-            (RoleBegin("system"), Text("Be ")),
-        ),
         (looks_up, [{"language": x, "question": "a"} for x in ("en", "de")], (Text("Hello. "),)),
         (looks_up, [{"language": "fr", "question": q} for q in "ab"], (Text("Hello. "),)),
         (

@@ -18,8 +18,6 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, MediaAnswer, MediaRequest
 from sgl_vllm.lang.ir import Show
 from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.prompts import Prompt
-from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
 from sgl_vllm.lang.views.picture import Fork, Join, Slice, Turn
@@ -84,6 +82,9 @@ def test_every_kind_of_text_is_told_apart_and_nothing_is_lost() -> None:
     assert "".join(slices(fragment)) == state.text()
     parsed = Parsed(fragment)
     assert parsed.texts("sgl-name") == ["mood", "weather", "weather", "card"]
+    facts = {one.text: str(one.attributes["title"]) for one in parsed.of_class("sgl-name")}
+    assert "finish: stop" in facts["card"] and "generated: 4 tokens" in facts["card"]
+    assert " cached" in facts["card"] and "' happy': -" in facts["mood"]
     legend = parsed.texts("sgl-legend")[0]
     assert all(word in legend for word in ("generated", "selected", "tool", "constant"))
     assert "forced" not in legend
@@ -125,16 +126,6 @@ def test_the_text_before_a_fork_is_shaded_by_what_every_branch_found() -> None:
     (turn, fork) = picture_of(ran(forked)).root.blocks
     assert isinstance(turn, Turn) and isinstance(fork, Fork)
     assert turn.pieces[0].slices == (Slice("012345", cached=True), Slice("6789"))
-
-
-def test_names_tell_tokens_finish_reasons_and_scores() -> None:
-    titles = {
-        element.text: str(element.attributes["title"])
-        for element in Parsed(ran(every_kind)._repr_html_()).of_class("sgl-name")
-    }
-    assert "finish: stop" in titles["card"] and "generated: 4 tokens" in titles["card"]
-    assert " cached" in titles["card"]
-    assert "' happy': -" in titles["mood"] and "' sad': -" in titles["mood"]
 
 
 class ExplainedBackend(ScriptedBackend):
@@ -186,20 +177,6 @@ def test_roles_are_turns_with_a_label_and_may_continue_after_a_fork() -> None:
     assert [one.attributes["src"] for one in parsed.all if one.tag == "img"] == [PIXEL]
     lines = [line.rstrip() for line in printed(state).splitlines()]
     assert lines[0] == "user:" and "assistant:" in lines
-
-
-def test_usage_is_counted_with_the_blocks_in_which_cached_tokens_are() -> None:
-    class Rounding(ScriptedBackend):
-        def _usage(self, prompt: Prompt, completion_tokens: int) -> Usage:
-            usage = super()._usage(prompt, completion_tokens)
-            return replace(usage, cached_prompt_tokens=0, cached_block_size=128)
-
-    state = ran(two_endings, Rounding())
-    facts = Parsed(state._repr_html_()).texts("sgl-facts")[0]
-    unit = "0 cached in whole blocks of 128 tokens"
-    for text in (facts, " ".join(printed(state).split())):
-        assert unit in text and "4 calls" in text
-        assert f"{state.usage.prompt_tokens:,} prompt tokens" in text
 
 
 def test_a_long_constant_has_its_middle_folded_and_loses_nothing() -> None:
@@ -275,6 +252,7 @@ def test_any_text_is_shown_character_for_character(texts: list[str]) -> None:
             s += text
 
     state = ran(write)
+    assert "[bold]a[/b]" in printed(ran(writing("[bold]a[/b]")))  # no markup
     fragment = state._repr_html_()
     fragment.encode()
     assert "".join(slices(fragment)) == visible("".join(texts))
@@ -384,13 +362,6 @@ def test_the_lanes_have_a_block_and_a_title_per_operation() -> None:
 # --- not only at the end -------------------------------------------------------------------------
 
 
-def test_an_empty_program_can_be_looked_at() -> None:
-    state = ran(lambda s: None)
-    assert "nothing written yet" in state._repr_html_()
-    ElementTree.fromstring(sgl.fork_tree_svg(state))
-    assert "0 calls" in printed(state)
-
-
 def test_an_error_stands_where_it_happened() -> None:
     def failing(s):
         forks = s.fork(2)
@@ -398,6 +369,16 @@ def test_an_error_stands_where_it_happened() -> None:
         forks[1] += " number " + sgl.gen("b", dtype=int)
         forks.join()
         s += " after"
+
+    def broken(s):
+        raise RuntimeError("no <luck>")
+
+    state = ran(broken, stream=True)
+    state.error()
+    assert "RuntimeError: no <luck>" in Parsed(state._repr_html_()).texts("sgl-error")[0]
+    assert "RuntimeError: no <luck>" in printed(state)
+    assert "nothing written yet" in state._repr_html_() and "0 calls" in printed(state)
+    ElementTree.fromstring(sgl.fork_tree_svg(state))
 
     state = ran(failing, ScriptedBackend(lambda _: "word"), stream=True)
     error = state.error()
@@ -408,22 +389,6 @@ def test_an_error_stands_where_it_happened() -> None:
     assert parsed.texts("sgl-error") == [f"✗ {error}", "✗ stopped by the error of fork[1]"]
     assert " after" not in slices(state._repr_html_())
     assert f"✗ {error}" in printed(state, width=200)
-
-
-def test_what_the_function_itself_raises_is_shown() -> None:
-    def broken(s):
-        raise RuntimeError("no <luck>")
-
-    state = ran(broken, stream=True)
-    with pytest.raises(RuntimeError):
-        state.sync()
-    assert "RuntimeError: no <luck>" in Parsed(state._repr_html_()).texts("sgl-error")[0]
-    assert "RuntimeError: no <luck>" in printed(state)
-
-
-def test_brackets_of_a_prompt_are_no_markup_in_the_terminal(capsys) -> None:
-    sgl.show(ran(writing("[bold]not bold[/bold] [/nothing]")))
-    assert "[bold]not bold[/bold] [/nothing]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("draw", [sgl.to_html, sgl.fork_tree_svg, printed])
