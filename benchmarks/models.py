@@ -19,8 +19,8 @@ import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,157 +43,29 @@ _RECIPE = 2
 _SCALE_OF_OTHERS = 0.2
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a decoder-only model; the head is tied to the embedding.
-
-    `more` is what its kind has over these in transformers' configuration.
-    """
-
-    model_type: str
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    vocab_size: int
-    max_position_embeddings: int
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-6
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What transformers' `AutoConfig.for_model` takes."""
-        config = asdict(self)
-        return {**config, **config.pop("more"), "tie_word_embeddings": True}
+Shape = Mapping[str, Any]
+"""What transformers' `AutoConfig.for_model` takes for a model whose head is its embedding. With
+images: the `text` model's, those of the `vision` tower, and `scale_factor`."""
 
 
-@dataclass(frozen=True)
-class VisionShape:
-    """An Idefics 3 of these sizes: a vision tower in front of a decoder-only model.
-
-    Chosen as its image processor needs no torchvision, which CPU installs do not have. Sizes in
-    pixels; `scale_factor` squared patches make one token.
-    """
-
-    text: Shape
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    image_size: int
-    patch_size: int
-    scale_factor: int
-
-    @property
-    def num_image_tokens(self) -> int:
-        return (self.image_size // self.patch_size // self.scale_factor) ** 2
+def _shapes() -> dict[str, Shape]:
+    named: dict[str, dict[str, Any]] = tomllib.loads(_SHAPES_FILE.read_text())
+    shapes: dict[str, Shape] = {}
+    for name, shape in named.items():
+        like = shapes[shape.pop("like")] if "like" in shape else {}
+        shapes[name] = {**like, **shape}
+        if isinstance(text := shape.get("text"), str):
+            shapes[name] = {**shape, "text": shapes[text]}
+    return shapes
 
 
-_33M = Shape(
-    model_type="llama",
-    hidden_size=512,
-    intermediate_size=1472,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    vocab_size=16_384,
-    max_position_embeddings=8192,
-)
+_SHAPES_FILE = Path(__file__).with_name("shapes.toml")
+SHAPES = _shapes()
 
-SHAPES: dict[str, Shape | VisionShape] = {
-    "33m": _33M,
-    # Of the same sizes, with the layers of other kinds of models: windows, and recurrent ones.
-    "gemma3": replace(
-        _33M,
-        model_type="gemma3_text",
-        more={
-            "head_dim": 64,
-            "sliding_window": 512,
-            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
-        },
-    ),
-    "gpt-oss": replace(
-        _33M,
-        model_type="gpt_oss",
-        intermediate_size=736,
-        more={
-            "head_dim": 64,
-            "sliding_window": 128,
-            "layer_types": ["sliding_attention", "full_attention"] * 4,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        },
-    ),
-    "qwen3-next": replace(
-        _33M,
-        model_type="qwen3_next",
-        more={
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "num_experts": 4,
-            "moe_intermediate_size": 368,
-            "shared_expert_intermediate_size": 368,
-            "num_experts_per_tok": 2,
-        },
-    ),
-    "qwen2.5-0.5b": Shape(
-        model_type="qwen2",
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        vocab_size=151_936,
-        max_position_embeddings=32_768,
-        rope_theta=1_000_000.0,
-    ),
-    "qwen2.5-7b": Shape(
-        model_type="qwen2",
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        vocab_size=152_064,
-        max_position_embeddings=32_768,
-        rope_theta=1_000_000.0,
-    ),
-    # An image is as many tokens as a tile of InternVL's.
-    "vlm-33m": VisionShape(
-        text=_33M,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        image_size=448,
-        patch_size=14,
-        scale_factor=2,
-    ),
-    "vlm-tiny": VisionShape(
-        text=Shape(
-            model_type="llama",
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            vocab_size=4352,
-            max_position_embeddings=2048,
-        ),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=56,
-        patch_size=14,
-        scale_factor=2,
-    ),
-}
+
+def num_image_tokens(shape: Shape) -> int:
+    vision = shape["vision"]
+    return (vision["image_size"] // vision["patch_size"] // shape["scale_factor"]) ** 2
 
 
 def resolve_model(name: str, cache_dir: Path | None = None) -> Path:
@@ -218,14 +90,14 @@ def default_cache_dir() -> Path:
     return Path(root) / "sgl-vllm" / "models"
 
 
-def cached_shape_model(name: str, shape: Shape | VisionShape, cache_dir: Path) -> Path:
+def cached_shape_model(name: str, shape: Shape, cache_dir: Path) -> Path:
     """The folder of a made-up model in the cache; made first when it is not there.
 
     The folder's name holds a digest of all that decides its content, and it appears there complete
     or not at all, whatever is interrupted and however many processes ask at once.
     """
     tokenizer = (DEMO_MODEL / "tokenizer.json").read_bytes()
-    recipe = json.dumps([_RECIPE, asdict(shape)]).encode() + tokenizer
+    recipe = json.dumps([_RECIPE, shape]).encode() + tokenizer
     folder = cache_dir / f"{name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
@@ -244,44 +116,35 @@ def cached_shape_model(name: str, shape: Shape | VisionShape, cache_dir: Path) -
     return folder
 
 
-def write_shape_model(shape: Shape | VisionShape, folder: Path, *, seed: int = 0) -> None:
+def write_shape_model(shape: Shape, folder: Path, *, seed: int = 0) -> None:
     """Writes a complete bfloat16 model folder with random weights; the seed decides them."""
     for file in _TOKENIZER_FILES:
         shutil.copy(DEMO_MODEL / file, folder / file)
-    if isinstance(shape, VisionShape):
+    if "vision" in shape:
         _write_image_processor(shape, folder)
     _write_weights(shape, folder, seed)
 
 
-def _write_weights(shape: Shape | VisionShape, folder: Path, seed: int) -> None:
+def _write_weights(shape: Shape, folder: Path, seed: int) -> None:
     # Half a second each to import, and not needed to name a model.
     import torch
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    def text_config(text: Shape) -> Any:
-        return AutoConfig.for_model(
-            **text.config,
-            bos_token_id=None,
-            eos_token_id=_demo_eos_token_id(),
-        )
-
-    if isinstance(shape, VisionShape):
-        tower = asdict(shape)
-        del tower["text"]
-        scale_factor = tower.pop("scale_factor")
+    ids = {"bos_token_id": None, "eos_token_id": _demo_eos_token_id(), "tie_word_embeddings": True}
+    if "vision" in shape:
         config = AutoConfig.for_model(
             "idefics3",
-            text_config=text_config(shape.text),
-            vision_config=AutoConfig.for_model("idefics3_vision", **tower),
-            scale_factor=scale_factor,
+            text_config=AutoConfig.for_model(**shape["text"], **ids),
+            vision_config=AutoConfig.for_model("idefics3_vision", **shape["vision"]),
+            scale_factor=shape["scale_factor"],
             image_token_id=_num_demo_tokens(),
             pad_token_id=None,
             tie_word_embeddings=True,
         )
         auto_model = AutoModelForImageTextToText
     else:
-        config = text_config(shape)
+        config = AutoConfig.for_model(**shape, **ids)
         auto_model = AutoModelForCausalLM
     with torch.device("meta"):
         model = auto_model.from_config(config, dtype=torch.bfloat16)
@@ -307,14 +170,14 @@ def _write_weights(shape: Shape | VisionShape, folder: Path, seed: int) -> None:
     config.save_pretrained(folder)
 
 
-def _write_image_processor(shape: VisionShape, folder: Path) -> None:
+def _write_image_processor(shape: Shape, folder: Path) -> None:
     """The tokens that stand for an image, and what makes pixels of one."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     like = tokenizer["added_tokens"][0]
     for number, token in enumerate(_IMAGE_TOKENS, _num_demo_tokens()):
         tokenizer["added_tokens"].append(like | {"id": number, "content": token})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    edge = {"longest_edge": shape.image_size}
+    edge = {"longest_edge": shape["vision"]["image_size"]}
     pixels = {
         "image_processor_type": "Idefics3ImageProcessor",
         "size": edge,
@@ -322,7 +185,7 @@ def _write_image_processor(shape: VisionShape, folder: Path) -> None:
         "do_image_splitting": False,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
-    processor = {"processor_class": "Idefics3Processor", "image_seq_len": shape.num_image_tokens}
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": num_image_tokens(shape)}
     (folder / "processor_config.json").write_text(json.dumps(processor))
 
 

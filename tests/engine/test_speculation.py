@@ -19,7 +19,7 @@ import vllm
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from benchmarks.models import Shape, write_shape_model
+from benchmarks.models import write_shape_model
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.layouts import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
@@ -162,7 +162,17 @@ def test_a_drafter_with_smaller_keys_shares_the_models_blocks(start, tmp_path):
     vocab_size = stock.scheduler.vllm_config.model_config.get_vocab_size()
     asks = [Ask([*words(100), *words(9, seed=seed)], greedy(12)) for seed in range(1, 5)]
     want = [stock.tokens([ask]) for ask in asks]
-    write_shape_model(Shape("llama", 64, 128, 1, 2, 1, vocab_size, 1024), tmp_path)
+    shape = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 1024,
+    }
+    write_shape_model(shape, tmp_path)
     drafts = {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": NUM_DRAFTS}
     engine = start({}, num_gpu_blocks_override=200, speculative_config=drafts)
     [specs] = layer_specs(engine.scheduler.kv_cache_config)
