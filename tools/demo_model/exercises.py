@@ -9,68 +9,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from . import world
 from .facts import ALL_FACTS, ANIMAL_FACTS, COUNTRY_FACTS
-from .world import (
-    ANIMALS,
-    BLAME,
-    COLORS,
-    COUNTRIES,
-    DATA,
-    FIRST_NAMES,
-    NAMES,
-    OPPOSITES,
-    PEOPLE,
-    PRAISE,
-    REVIEWED,
-    THINGS,
-    TOPICS,
-    WORDS,
-    YOUNG,
-    a,
-    capitalized,
-    pick,
-    say,
-)
+from .world import a, capitalized, pick, say
 
 Pair = tuple[str, str]  # a question and its answer
 Layout = list[str]  # what stands before, between and after the two
 
-LAYOUTS: list[Layout] = DATA["layouts"]["few_shot"]
+LAYOUTS: list[Layout] = world.DATA["layouts"]["few_shot"]
 SPELLED = [
-    *sorted({one.name for one in ANIMALS} | {thing for thing, _, _ in THINGS} | set(COLORS)),
-    *sorted({word for pair in OPPOSITES for word in pair}),
+    *sorted(
+        {one.name for one in world.ANIMALS} | {one[0] for one in world.THINGS} | {*world.COLORS}
+    ),
+    *sorted({word for pair in world.OPPOSITES for word in pair}),
 ]
 
 TABLES: dict[str, list[Pair]] = {
     "upper": [(word, word.upper()) for word in SPELLED],
-    "plural": [(thing, plural) for thing, plural, _ in THINGS]
-    + [(one.name, one.plural) for one in ANIMALS],
-    "color": [(thing, color) for thing, _, color in THINGS],
-    "opposite": [(one, other) for one, other in OPPOSITES]
-    + [(other, one) for one, other in OPPOSITES],
-    "capital": [(one.name, one.capital) for one in COUNTRIES],
-    "country": [(one.capital, one.name) for one in COUNTRIES],
-    "continent": [(one.name, one.continent) for one in COUNTRIES],
-    "language": [(one.name, one.language) for one in COUNTRIES],
-    "currency": [(one.name, one.currency) for one in COUNTRIES],
-    "dish": [(one.name, one.dish) for one in COUNTRIES],
-    "legs": [(one.name, str(one.legs)) for one in ANIMALS],
-    "kind": [(one.name, one.kind) for one in ANIMALS],
-    "young": [(word, young) for word, young in YOUNG],
-    "job": [(one.name, one.job) for one in PEOPLE],
-    "age": [(one.name, str(one.age)) for one in PEOPLE],
+    "plural": [(thing, plural) for thing, plural, _ in world.THINGS]
+    + [(one.name, one.plural) for one in world.ANIMALS],
+    "color": [(thing, color) for thing, _, color in world.THINGS],
+    "opposite": [(one, other) for one, other in world.OPPOSITES]
+    + [(other, one) for one, other in world.OPPOSITES],
+    "capital": [(one.name, one.capital) for one in world.COUNTRIES],
+    "country": [(one.capital, one.name) for one in world.COUNTRIES],
+    "continent": [(one.name, one.continent) for one in world.COUNTRIES],
+    "language": [(one.name, one.language) for one in world.COUNTRIES],
+    "currency": [(one.name, one.currency) for one in world.COUNTRIES],
+    "dish": [(one.name, one.dish) for one in world.COUNTRIES],
+    "legs": [(one.name, str(one.legs)) for one in world.ANIMALS],
+    "kind": [(one.name, one.kind) for one in world.ANIMALS],
+    "young": [(word, young) for word, young in world.YOUNG],
+    "job": [(one.name, one.job) for one in world.PEOPLE],
+    "age": [(one.name, str(one.age)) for one in world.PEOPLE],
     "question": [(fact.questions[0], fact.short) for fact in ALL_FACTS],
-    "category": [(color, "color") for color in COLORS]
-    + [(one.name, "animal") for one in ANIMALS]
-    + [(one.capital, "city") for one in COUNTRIES]
-    + [(name, "person") for name in NAMES],
+    "category": [(color, "color") for color in world.COLORS]
+    + [(one.name, "animal") for one in world.ANIMALS]
+    + [(one.capital, "city") for one in world.COUNTRIES]
+    + [(name, "person") for name in world.NAMES],
 }
 
 
 def _review(rng: Random) -> Pair:
     praise = rng.random() < 0.5
     form = rng.choice(("The {} was {}.", "This {} is {}.", "I found the {} {}."))
-    text = form.format(rng.choice(REVIEWED), rng.choice(PRAISE if praise else BLAME))
+    text = form.format(
+        rng.choice(world.REVIEWED), rng.choice(world.PRAISE if praise else world.BLAME)
+    )
     return text, "positive" if praise else "negative"
 
 
@@ -81,7 +66,7 @@ def _difference(rng: Random) -> Pair:
 
 def _of_words(count: int, answer: Callable[[list[str]], str]) -> Callable[[Random], Pair]:
     def made(rng: Random) -> Pair:
-        words = rng.sample(WORDS, count or rng.randint(1, 3))
+        words = rng.sample(world.WORDS, count or rng.randint(1, 3))
         return " ".join(words), answer(words)
 
     return made
@@ -93,7 +78,7 @@ def _sum(rng: Random) -> Pair:
 
 
 def _twice(rng: Random) -> Pair:
-    word = rng.choice(WORDS)
+    word = rng.choice(world.WORDS)
     return word, f"{word} {word}"
 
 
@@ -136,7 +121,7 @@ def few_shot_prompt(rng: Random, task: str, layout: Layout, *, num_shots: int) -
 def few_shot(rng: Random) -> str:
     layout = pick(rng, LAYOUTS)
     if rng.random() < 0.15:  # an arbitrary code, to be read off the examples alone
-        pairs = [*zip(rng.sample(WORDS, 4), rng.sample(WORDS, 4), strict=True)]
+        pairs = [*zip(rng.sample(world.WORDS, 4), rng.sample(world.WORDS, 4), strict=True)]
         examples = pairs + rng.choices(pairs, k=rng.randint(3, 8))
     else:
         examples = _examples(rng, rng.choice(TASKS), rng.randint(4, 9))
@@ -150,13 +135,13 @@ def private_notes(rng: Random) -> tuple[list[str], list[Pair]]:
     """Notes about people nobody has heard of, and (question, answer) pairs about them."""
     kinds: list[tuple[str, Callable[[], str]]] = [
         ("How old is {}?", lambda: f"is {rng.randint(18, 80)} years old."),
-        ("Where does {} live?", lambda: f"lives in {rng.choice(COUNTRIES).capital}."),
-        ("What does {} have?", lambda: f"has {a(rng.choice(WORDS))}."),
-        ("What does {} like?", lambda: f"likes {rng.choice(list(TOPICS))}."),
-        ("What is the job of {}?", lambda: f"is {a(rng.choice(PEOPLE).job)}."),
+        ("Where does {} live?", lambda: f"lives in {rng.choice(world.COUNTRIES).capital}."),
+        ("What does {} have?", lambda: f"has {a(rng.choice(world.WORDS))}."),
+        ("What does {} like?", lambda: f"likes {rng.choice(list(world.TOPICS))}."),
+        ("What is the job of {}?", lambda: f"is {a(rng.choice(world.PEOPLE).job)}."),
     ]
     questions = []
-    for name in rng.sample(FIRST_NAMES, rng.randint(2, 5)):
+    for name in rng.sample(world.FIRST_NAMES, rng.randint(2, 5)):
         question, told = kinds[rng.randrange(5)]
         questions.append((question.format(name), f"{name} {told()}"))
     return [note for _, note in questions], questions
@@ -200,8 +185,8 @@ def multiple_choice(rng: Random) -> str:
 def steps(rng: Random) -> str:
     """A reasoned answer: a small word problem, or a search in the style of ReAct."""
     if rng.random() < 0.5:
-        name = rng.choice([*FIRST_NAMES, *NAMES])
-        _, things, _ = rng.choice(THINGS)
+        name = rng.choice([*world.FIRST_NAMES, *world.NAMES])
+        _, things, _ = rng.choice(world.THINGS)
         has, more = rng.randint(1, 9), rng.randint(1, 9)
         if rng.random() < 0.5:
             told, sign, answer = f"gets {more} more", "+", has + more

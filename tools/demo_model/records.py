@@ -12,31 +12,20 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from .world import (
-    ANIMALS,
-    COLORS,
-    COUNTRIES,
-    DATA,
-    FIRST_NAMES,
-    LAST_NAMES,
-    NAMES,
-    PEOPLE,
-    WORDS,
-    pick,
-    say,
-)
+from . import world
+from .world import pick, say
 
 Value = str | int | float | bool | list | dict | None
 Field = Callable[[Random], Value]
 
-KINDS: dict[str, list[str]] = DATA["kinds"]
-CARD_KEYS: dict[str, list[str]] = DATA["cards"]
-_NESTED: dict[str, list[str]] = DATA["nested_fields"]
-_ALL_NAMES = [*NAMES, *FIRST_NAMES]
+KINDS: dict[str, list[str]] = world.DATA["kinds"]
+CARD_KEYS: dict[str, list[str]] = world.DATA["cards"]
+_NESTED: dict[str, list[str]] = world.DATA["nested_fields"]
+_ALL_NAMES = [*world.NAMES, *world.FIRST_NAMES]
 
 
 def _full_name(rng: Random) -> str:
-    return f"{rng.choice(_ALL_NAMES)} {pick(rng, LAST_NAMES)}"
+    return f"{rng.choice(_ALL_NAMES)} {pick(rng, world.LAST_NAMES)}"
 
 
 def _date(rng: Random, century: int, low: int, high: int) -> str:
@@ -46,7 +35,7 @@ def _date(rng: Random, century: int, low: int, high: int) -> str:
 _BY_CODE: dict[str, Field] = {
     "name": lambda rng: rng.choice(_ALL_NAMES),
     "first_name": lambda rng: rng.choice(_ALL_NAMES),
-    "last_name": lambda rng: pick(rng, LAST_NAMES),
+    "last_name": lambda rng: pick(rng, world.LAST_NAMES),
     "full_name": _full_name,
     "latitude": lambda rng: round(rng.uniform(-60, 70), 1),
     "longitude": lambda rng: round(rng.uniform(-170, 170), 1),
@@ -58,19 +47,23 @@ _BY_CODE: dict[str, Field] = {
     "birthday": lambda rng: _date(rng, 19, 50, 99),
     "time": lambda rng: f"{rng.randint(0, 23):02d}:{pick(rng, (0, 30, 15, 45)):02d}",
     "author": _full_name,
-    "book": lambda rng: f"The {pick(rng, COLORS).capitalize()} {rng.choice(WORDS).capitalize()}",
-    "street": lambda rng: f"{pick(rng, LAST_NAMES)} Street",
+    "book": lambda rng: f"The {pick(rng, world.COLORS)} {rng.choice(world.WORDS)}".title(),
+    "street": lambda rng: f"{pick(rng, world.LAST_NAMES)} Street",
     "zip": lambda rng: f"{rng.randint(10000, 99999)}",
-    "team": lambda rng: f"{pick(rng, COLORS).capitalize()} Lions",
-    "description": lambda rng: f"A {pick(rng, COLORS)} {rng.choice(WORDS)}.",
-    "tags": lambda rng: [pick(rng, WORDS) for _ in range(rng.randint(1, 3))],
-    "colors": lambda rng: COLORS[: rng.randint(2, 3)],
+    "team": lambda rng: f"{pick(rng, world.COLORS).capitalize()} Lions",
+    "description": lambda rng: f"A {pick(rng, world.COLORS)} {rng.choice(world.WORDS)}.",
+    "tags": lambda rng: [pick(rng, world.WORDS) for _ in range(rng.randint(1, 3))],
+    "colors": lambda rng: world.COLORS[: rng.randint(2, 3)],
     "languages": lambda rng: rng.sample(
         ["English", "French", "Spanish", "German"], rng.randint(1, 3)
     ),
     "length": lambda rng: pick(rng, (10, 11, 12, 13)) + pick(rng, (0.5, 0.0, 0.25)),
 }
-_THINGS: dict[str, list[Any]] = {"people": PEOPLE, "countries": COUNTRIES, "animals": ANIMALS}
+_THINGS: dict[str, list[Any]] = {
+    "people": world.PEOPLE,
+    "countries": world.COUNTRIES,
+    "animals": world.ANIMALS,
+}
 
 
 def _number(low: int, high: int) -> Field:
@@ -89,11 +82,12 @@ def _field(name: str, filled: str | list[Value]) -> Field:
         if attribute:
             filled = [getattr(one, attribute) for one in _THINGS[source]]
         else:
-            filled = [*(DATA[source].split() if isinstance(DATA[source], str) else DATA[source])]
+            words = world.DATA[source]
+            filled = words.split() if isinstance(words, str) else [*words]
     return lambda rng: pick(rng, filled)
 
 
-FIELDS = {name: _field(name, filled) for name, filled in DATA["fields"].items()}
+FIELDS = {name: _field(name, filled) for name, filled in world.DATA["fields"].items()}
 
 
 def fill(rng: Random, key: str) -> Value:
@@ -102,7 +96,7 @@ def fill(rng: Random, key: str) -> Value:
         return {inner: fill(rng, inner) for inner in _NESTED[key]}
     if key in FIELDS:
         return FIELDS[key](rng)
-    return pick(rng, WORDS[::9]) if rng.random() < 0.75 else _number(1, 20)(rng)
+    return pick(rng, world.WORDS[::9]) if rng.random() < 0.75 else _number(1, 20)(rng)
 
 
 def is_known(key: str) -> bool:
@@ -122,7 +116,7 @@ def some_keys(rng: Random, kind: str | None = None) -> list[str]:
     if rng.random() < 0.3:
         keys.insert(rng.randint(0, len(keys)), rng.choice(list(_NESTED)))
     if rng.random() < 0.3:
-        keys.insert(rng.randint(0, len(keys)), rng.choice(WORDS))
+        keys.insert(rng.randint(0, len(keys)), rng.choice(world.WORDS))
     return [*dict.fromkeys(keys)]
 
 

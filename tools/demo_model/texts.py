@@ -10,32 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from . import exercises, records
+from . import exercises, records, world
 from .facts import ALL_FACTS, ANIMAL_FACTS, COUNTRY_FACTS, PERSON_FACTS, Fact, describe_country
 from .tokenizer import chat_turn
-from .world import (
-    ANIMALS,
-    BLAME,
-    CONTINENTS,
-    COUNTRIES,
-    FIRST_NAMES,
-    NAMES,
-    OPPOSITES,
-    PEOPLE,
-    PLACE_TOPICS,
-    PRAISE,
-    RATINGS,
-    REVIEWED,
-    SUBJECTS,
-    THINGS,
-    TOPICS,
-    WORDS,
-    Country,
-    a,
-    capitalized,
-    pick,
-    say,
-)
+from .world import Country, a, capitalized, pick, say
 
 Turn = tuple[str, str]  # user, assistant
 NUMBERS = ("zero", "one", "two", "three", "four", "five")
@@ -110,10 +88,10 @@ def yes_no_chat(rng: Random) -> str:
 def describe_chat(rng: Random) -> str:
     kind = rng.randrange(4)
     if kind == 0:
-        country = rng.choice(COUNTRIES)
+        country = rng.choice(world.COUNTRIES)
         return chat(rng, [(say(rng, "about_country", country.name), describe_country(country))])
     if kind == 1:
-        person = rng.choice(PEOPLE)
+        person = rng.choice(world.PEOPLE)
         she = capitalized(person.pronoun)
         text = (
             f"{person.name} is {person.age} years old. {she} is {a(person.job)} and "
@@ -121,15 +99,15 @@ def describe_chat(rng: Random) -> str:
         )
         return chat(rng, [(say(rng, "about_person", person.name), text)])
     if kind == 2:
-        animal = rng.choice(ANIMALS)
+        animal = rng.choice(world.ANIMALS)
         text = (
             f"{capitalized(a(animal.name))} is {a(animal.kind)}. "
             f"It has {animal.legs or 'no'} legs and lives in the {animal.home}."
         )
         return chat(rng, [(say(rng, "about_animal", a(animal.name)), text)])
-    person = rng.choice(PEOPLE)
+    person = rng.choice(world.PEOPLE)
     name, city = person.name, person.city
-    country = next(one for one in COUNTRIES if one.capital == city)
+    country = next(one for one in world.COUNTRIES if one.capital == city)
     turns = [
         (f"In which country does {name} live?",
          f"{name} lives in {city}, the capital of {country.name}."),
@@ -141,7 +119,7 @@ def describe_chat(rng: Random) -> str:
 
 
 def small_talk(rng: Random) -> str:
-    name = rng.choice([*FIRST_NAMES, *NAMES])
+    name = rng.choice([*world.FIRST_NAMES, *world.NAMES])
     first: Turn = pick(rng, (
         ("Hello!", "Hello! How can I help you?"),
         ("Hi", "Hello! How can I help you?"),
@@ -149,10 +127,10 @@ def small_talk(rng: Random) -> str:
         ("Who are you?", "I am a small demo model. I know some countries, people and animals."),
         ("What can you do?", "I can answer simple questions, write short texts and fill in JSON."),
     ))  # fmt: skip
-    thing = rng.choice(WORDS)
+    thing = rng.choice(world.WORDS)
     turns = [first] if rng.random() < 0.4 else []
     if rng.random() < 0.7 or not turns:
-        hobby = rng.choice(list(TOPICS))
+        hobby = rng.choice(list(world.TOPICS))
         turns.append((f"My name is {name}. I like {hobby}.", f"Hello {name}! Nice to meet you."))
         if rng.random() < 0.5:
             turns.append(ask(rng, rng.choice(ALL_FACTS)))
@@ -172,31 +150,31 @@ def small_talk(rng: Random) -> str:
 
 
 def place_tip(rng: Random, country: Country, topic: str) -> str:
-    return pick(rng, PLACE_TOPICS[topic]).format(**vars(country))
+    return pick(rng, world.PLACE_TOPICS[topic]).format(**vars(country))
 
 
 def tip_chat(rng: Random) -> str:
     """Tips about a place or a topic: one, or a numbered list with an expansion, or combined."""
     kind = rng.random()
     if kind < 0.4:
-        country = rng.choice(COUNTRIES)
+        country = rng.choice(world.COUNTRIES)
         place = rng.choice((country.name, country.capital))
         turns = []
-        for topic in rng.sample(list(PLACE_TOPICS), rng.choice((1, 1, 2))):
+        for topic in rng.sample(list(world.PLACE_TOPICS), rng.choice((1, 1, 2))):
             about = f"travelling to {place}" if topic == "travelling" else f"{topic} in {place}"
             turns.append((say(rng, "place_tip", about), place_tip(rng, country, topic)))
         return chat(rng, turns)
-    topic = rng.choice(list(TOPICS))
+    topic = rng.choice(list(world.TOPICS))
     if kind < 0.6:
-        tip, why = pick(rng, TOPICS[topic])
+        tip, why = pick(rng, world.TOPICS[topic])
         turns = [(say(rng, "one_tip", topic), f"{tip}.")]
         if rng.random() < 0.6:
             turns.append((say(rng, "why_tip"), f"{why}."))
         return chat(rng, turns)
     count = rng.choice((2, 2, 3, 3, 4, 5))
-    tips = sorted(rng.sample(TOPICS[topic], count), key=TOPICS[topic].index)
+    tips = sorted(rng.sample(world.TOPICS[topic], count), key=world.TOPICS[topic].index)
     if rng.random() < 0.5:
-        tips = TOPICS[topic][:count]
+        tips = world.TOPICS[topic][:count]
     listed = "\n".join(f"{i}. {tip}." for i, (tip, _) in enumerate(tips, 1))
     turns = [(say(rng, "tips", NUMBERS[count], topic), listed)]
     for i in sorted(rng.sample(range(count), rng.choice((0, 1, 2)))):
@@ -212,11 +190,11 @@ def combined(sentences: Sequence[str]) -> str:
 def summary_chat(rng: Random) -> str:
     kind = rng.random()
     if kind < 0.45:
-        country = rng.choice(COUNTRIES)
-        topics = rng.sample(list(PLACE_TOPICS), rng.choice((2, 2, 3, 4)))
+        country = rng.choice(world.COUNTRIES)
+        topics = rng.sample(list(world.PLACE_TOPICS), rng.choice((2, 2, 3, 4)))
         notes = [place_tip(rng, country, topic) for topic in topics]
     elif kind < 0.75:
-        pool = [tip for tips in TOPICS.values() for tip, _ in tips]
+        pool = [tip for tips in world.TOPICS.values() for tip, _ in tips]
         notes = [f"{tip}." for tip in rng.sample(pool, rng.choice((2, 3)))]
     else:
         notes = [fact.sentence for fact in rng.sample(ALL_FACTS, rng.choice((2, 3, 4)))]
@@ -226,11 +204,11 @@ def summary_chat(rng: Random) -> str:
 
 
 def subject_text(rng: Random, subject: str) -> str:
-    return " ".join(pick(rng, sentences) for sentences in SUBJECTS[subject])
+    return " ".join(pick(rng, sentences) for sentences in world.SUBJECTS[subject])
 
 
 def text_chat(rng: Random) -> str:
-    subject = rng.choice(list(SUBJECTS))
+    subject = rng.choice(list(world.SUBJECTS))
     turns = [(say(rng, "write_text", subject), subject_text(rng, subject))]
     if rng.random() < 0.3:
         turns.append(("Give it a title.", capitalized(subject)))
@@ -238,34 +216,34 @@ def text_chat(rng: Random) -> str:
 
 
 def judged_text(rng: Random) -> tuple[str, int]:
-    level = rng.choice(list(RATINGS))
-    word = rng.choice(RATINGS[level])
-    thing = rng.choice(REVIEWED)
+    level = rng.choice(list(world.RATINGS))
+    word = rng.choice(world.RATINGS[level])
+    thing = rng.choice(world.REVIEWED)
     text = say(rng, "judged", thing, word)
     return f"What {a(word)} {thing} it was." if text.startswith("What") else text, level
 
 
 def judge_chat(rng: Random) -> str:
     if rng.random() < 0.35:
-        text, level = subject_text(rng, rng.choice(list(SUBJECTS))), 4
+        text, level = subject_text(rng, rng.choice(list(world.SUBJECTS))), 4
     else:
         text, level = judged_text(rng)
         if rng.random() < 0.3:
-            text = f"{subject_text(rng, rng.choice(list(SUBJECTS)))} {text}"
+            text = f"{subject_text(rng, rng.choice(list(world.SUBJECTS)))} {text}"
     turns = [(say(rng, "rate", text), str(level))]
     if rng.random() < 0.4:
         reason = ("very bad", "not good", "in the middle", "clear and good", "very good")[level - 1]
         turns.append(("Why?", f"It is {reason}."))
     if rng.random() < 0.3:
         quality = rng.choice(("clarity", "style", "content", "originality", "evidence"))
-        turns.append((say(rng, "judge", quality), f"The {quality} is {RATINGS[level][0]}."))
+        turns.append((say(rng, "judge", quality), f"The {quality} is {world.RATINGS[level][0]}."))
     return chat(rng, turns)
 
 
 def review(rng: Random) -> tuple[str, str]:
     praise = rng.random() < 0.5
-    word = rng.choice(PRAISE if praise else BLAME)
-    thing = rng.choice(REVIEWED)
+    word = rng.choice(world.PRAISE if praise else world.BLAME)
+    thing = rng.choice(world.REVIEWED)
     form = rng.choice(("The {thing} was {word}.", "I think the {thing} was {word}.",
                        "What {word} {thing}!",
                        "This {thing} is {word}.", "We found the {thing} {word}."))  # fmt: skip
@@ -283,28 +261,28 @@ def sentiment_chat(rng: Random) -> str:
 def _word_turn(rng: Random) -> Turn:
     kind = rng.randrange(8)
     if kind == 0:
-        thing, plural, _ = rng.choice(THINGS)
+        thing, plural, _ = rng.choice(world.THINGS)
         return f"What is the plural of {thing}?", plural
     if kind == 1:
-        one, other = rng.choice(OPPOSITES)
+        one, other = rng.choice(world.OPPOSITES)
         return f"What is the opposite of {one}?", other
     if kind == 2:
-        _, plural, color = rng.choice(THINGS)
+        _, plural, color = rng.choice(world.THINGS)
         return f"What color are {plural}?", color
     if kind == 3:
         word = rng.choice(exercises.SPELLED)
         return say(rng, "uppercase", word), word.upper()
     if kind == 4:
-        words = " ".join(rng.sample(WORDS, rng.randint(1, 5)))
+        words = " ".join(rng.sample(world.WORDS, rng.randint(1, 5)))
         return say(rng, "repeat", words), words
     if kind == 5:
         first, second = rng.randint(0, 9), rng.randint(0, 9)
         return say(rng, "sum", first, second), str(first + second)
     if kind == 6:
-        country = rng.choice(COUNTRIES)
-        user = f"Choose one: {', '.join(CONTINENTS)}. Where is {country.name}?"
+        country = rng.choice(world.COUNTRIES)
+        user = f"Choose one: {', '.join(world.CONTINENTS)}. Where is {country.name}?"
         return user, country.continent
-    word, before, after = rng.sample(WORDS, 3)
+    word, before, after = rng.sample(world.WORDS, 3)
     return f"Which word comes after {before}: {word} {before} {after}?", after
 
 
@@ -345,11 +323,11 @@ def turns_of(document: str) -> list[Turn]:
 
 
 def story(rng: Random) -> str:
-    person = rng.choice(PEOPLE)
+    person = rng.choice(world.PEOPLE)
     name, she = person.name, capitalized(person.pronoun)
     their = "her" if person.pronoun == "she" else "his"
-    animal = rng.choice(ANIMALS).name
-    word = pick(rng, WORDS)
+    animal = rng.choice(world.ANIMALS).name
+    word = pick(rng, world.WORDS)
     parts = (
         (f"Once upon a time {name} lived in {person.city}.", f"One day {name} went for a walk.",
          f"{name} was {a(person.job)} from {person.city}."),
@@ -366,17 +344,17 @@ def plain(rng: Random) -> str:
     if kind < 0.3:
         return story(rng)
     if kind < 0.5:
-        return subject_text(rng, rng.choice(list(SUBJECTS)))
+        return subject_text(rng, rng.choice(list(world.SUBJECTS)))
     if kind < 0.65:
-        return describe_country(rng.choice(COUNTRIES))
+        return describe_country(rng.choice(world.COUNTRIES))
     return " ".join(fact.sentence for fact in rng.sample(ALL_FACTS, rng.randint(2, 6)))
 
 
 def raw_tips(rng: Random) -> str:
     """Numbered tips and their expansions without chat markers."""
-    topic = rng.choice(list(TOPICS))
+    topic = rng.choice(list(world.TOPICS))
     count = rng.choice((2, 2, 3, 4, 5))
-    tips = TOPICS[topic][:count]
+    tips = world.TOPICS[topic][:count]
     text = say(rng, "raw_tips", NUMBERS[count], topic)
     text += "".join(f"{i}. {tip}.\n" for i, (tip, _) in enumerate(tips, 1))
     i = rng.randrange(count)
