@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import NoReturn, cast
 
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.clients import Client, ClientBackend
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema
+from sgl_vllm.lang.backends.service import Assembled, Client, ClientBackend
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
@@ -258,13 +258,10 @@ def _generated(text: str, stop_reason: str) -> Generated:
     return Generated(text, _FINISH_REASONS.get(stop_reason, stop_reason))
 
 
-class _Assembled:
+class _Assembled(Assembled):
     """Collects a stream's events into a message."""
 
-    num_tokens = None
-
     def __init__(self) -> None:
-        self.finish_reason: str | None = None
         self._pieces: list[str] = []
         self.usage: Json = {}
 

@@ -153,16 +153,3 @@ class BackendHandle:
     def backend(self) -> Backend:
         """The backend that runs programs."""
         raise NotImplementedError(f"{type(self).__name__} has no backend")
-
-
-class WarnOnce:
-    """Logs each warning of one backend a single time."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._logged: set[str] = set()
-
-    def __call__(self, message: str) -> None:
-        if message not in self._logged:
-            self._logged.add(message)
-            logger.warning("%s: %s", self._backend.name, message)

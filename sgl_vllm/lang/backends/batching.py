@@ -17,12 +17,18 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol  # Any: what a coroutine sends is not used
+from typing import TYPE_CHECKING, Any, TypeAlias  # Any: a response of either httpx
 
 from sgl_vllm.lang.backends.base import Json
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+Response: TypeAlias = Any
+"""An answer that is arriving: a response of httpx or httpx2, by the client's version."""
+
+Answer: TypeAlias = tuple[int, Json]
+"""A line: the status and body that the post would have got alone."""
 
 NOT_FORWARDED = frozenset({403, 404, 405})
 """Status codes of an older plugin without the route, or of a gateway that does not forward it."""
@@ -33,37 +39,8 @@ END_TIMEOUT_S = 1.0
 """How long to wait for the end of an answer after its last line, which keeps the connection."""
 
 
-class BatchRefusedError(Exception):
-    """The server rejects this batch; its posts are sent alone."""
-
-
-class NoBatchRouteError(BatchRefusedError):
-    """The server does not have the route; it is not tried again."""
-
-
 class UnansweredError(ConnectionError):
     """The connection ended before a post had its answer. The server may or may not have run it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A line: the status and body that the post would have got alone."""
-
-    status: int
-    body: Json
-
-    @property
-    def may_be_retried(self) -> bool:
-        """As the official client decides it."""
-        return self.status in (408, 409, 429) or self.status >= 500
-
-
-class Response(Protocol):
-    """An answer that is arriving: a response of httpx or httpx2."""
-
-    def aiter_bytes(self) -> AsyncIterator[bytes]: ...
-
-    async def aclose(self) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -108,13 +85,14 @@ class _Batch:
     def read(self, line: bytes, *, retry: bool) -> None:
         """Give a line to its post. ValueError, KeyError or TypeError if it cannot be read."""
         fields = json.loads(line)
-        answer = Answer(int(fields["status"]), fields["body"])
-        if not isinstance(answer.body, dict):
+        status, body = int(fields["status"]), fields["body"]
+        if not isinstance(body, dict):
             raise TypeError("the body of a line is not an object")
         self.num_lines_left -= 1
         post = self.waiting.pop(fields["index"], None)
-        if post is not None:
-            post.settle(None if retry and answer.may_be_retried else answer)
+        if post is not None:  # the official client would retry the same statuses
+            is_retried = retry and (status in (408, 409, 429) or status >= 500)
+            post.settle(None if is_retried else (status, body))
 
     def take_waiting(self) -> list[_Post]:
         posts = list(self.waiting.values())
@@ -132,23 +110,22 @@ class Batcher:
 
     def __init__(
         self,
+        client: AsyncOpenAI,
         post_one: Callable[[str, Json], Awaitable[Json]],
-        open_batch: Callable[[Json], Awaitable[Response]],
-        abort: Callable[[list[str]], Awaitable[object]],
         *,
+        timeout_s: float,
         retry: bool = True,
     ) -> None:
         """Args:
+        client: has the server's `/v1` as its base URL.
         post_one: sends `(path, body)` alone and returns the answer's object, or raises.
-        open_batch: sends the body of a batch and returns when the answer begins. Raises
-            BatchRefusedError, or an exception that every post of the batch then raises.
-        abort: asks the server to stop the requests with these ids. May fail.
+        timeout_s: limits connecting, sending and aborting, but not the wait for lines.
         retry: whether a post is sent again, alone, after a status that the official client
             retries (408, 409, 429, 5xx), or if the connection breaks before its line.
         """
+        self._client = client
         self._post_one = post_one
-        self._open_batch = open_batch
-        self._abort = abort
+        self._timeout_s = timeout_s
         self._retry = retry
         self._has_route = True
         self._gathered: list[_Post] = []
@@ -161,7 +138,7 @@ class Batcher:
         object of the answer.
 
         Waits two turns of the event loop for other posts to join. A single post is sent with
-        `post_one`, whose exceptions are raised. Otherwise raises what `open_batch` raises, and
+        `post_one`, whose exceptions are raised. Otherwise raises the client's errors, and
         UnansweredError if there are no retries.
 
         Cancelling it also stops the request on the server: by closing the connection if no other
@@ -171,7 +148,7 @@ class Batcher:
         answer = await self._gather(path, body) if self._has_route else None
         if answer is None:
             return 200, await self._post_one(path, body)
-        return answer.status, answer.body
+        return answer
 
     async def _gather(self, path: str, body: Json) -> Answer | None:
         loop = asyncio.get_running_loop()
@@ -208,15 +185,14 @@ class Batcher:
 
     async def _run(self, batch: _Batch) -> None:
         try:
-            response = await self._open_batch(batch.as_body())
-        except BatchRefusedError as error:
-            self._has_route &= not isinstance(error, NoBatchRouteError)
-            for post in batch.take_waiting():
-                post.settle(None)
-            return
+            response = await self.open(batch.as_body())
         except Exception as error:
             for post in batch.take_waiting():
                 post.fail(error)
+            return
+        if response is None:
+            for post in batch.take_waiting():
+                post.settle(None)
             return
         broken: Exception | None = None
         try:
@@ -235,6 +211,27 @@ class Batcher:
                 lost = UnansweredError("the connection ended before the answer")
                 lost.__cause__ = broken
                 post.fail(lost)
+
+    async def open(self, body: Json) -> Response | None:
+        """Send a batch, and return when the answer begins. None if the server rejects it, so that
+        its posts are sent alone. Raises the client's error for any other failure."""
+        import openai
+
+        try:
+            stream = await self._client.post(
+                "/sgl/batch",
+                cast_to=object,
+                body=body,
+                options={"timeout": openai.Timeout(self._timeout_s, read=None)},
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
+        except openai.APIStatusError as error:
+            self._has_route &= error.status_code not in NOT_FORWARDED
+            if self._has_route and error.status_code not in (400, 413, 422):
+                raise
+            return None
+        return stream.response
 
     async def _read_lines(self, batch: _Batch, response: Response) -> None:
         lines = lines_of(response)
@@ -267,51 +264,17 @@ class Batcher:
         does it."""
         ids, batch.to_abort = batch.to_abort, []
         if ids and batch.waiting:
-            self._start(self._try_to_abort(ids))
-
-    async def _try_to_abort(self, ids: list[str]) -> None:
-        with contextlib.suppress(Exception):
-            await self._abort(ids)
-
-
-class BatchRoute:
-    """The plugin's batch routes, called through the official client with its retries."""
-
-    def __init__(self, client: AsyncOpenAI, *, timeout_s: float) -> None:
-        """`client` has the server's `/v1` as its base URL. `timeout_s` limits connecting, sending
-        and aborting, but not the wait for lines."""
-        self._client = client
-        self._timeout_s = timeout_s
-
-    async def open(self, body: Json) -> Response:
-        """Send a batch. Raises BatchRefusedError, or the client's error for any other failure."""
-        import openai
-
-        try:
-            stream = await self._client.post(
-                "/sgl/batch",
-                cast_to=object,
-                body=body,
-                options={"timeout": openai.Timeout(self._timeout_s, read=None)},
-                stream=True,
-                stream_cls=openai.AsyncStream[object],
-            )
-        except openai.APIStatusError as error:
-            if error.status_code in NOT_FORWARDED:
-                raise NoBatchRouteError from error
-            if error.status_code in (400, 413, 422):
-                raise BatchRefusedError from error
-            raise
-        response: Response = stream.response
-        return response
+            self._start(self.abort(ids))
 
     async def abort(self, ids: list[str]) -> None:
-        await self._client.post(
-            "/sgl/batch/abort",
-            cast_to=object,
-            body={"ids": ids},
-            options={"timeout": self._timeout_s, "max_retries": 0},
-        )
+        """Ask the server to stop the requests with these ids. May fail."""
+        with contextlib.suppress(Exception):
+            await self._client.post(
+                "/sgl/batch/abort",
+                cast_to=object,
+                body={"ids": ids},
+                options={"timeout": self._timeout_s, "max_retries": 0},
+            )
 
 
 async def lines_of(response: Response) -> AsyncIterator[bytes]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sgl_vllm.lang.ahead_budget import AheadBudget
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
@@ -22,7 +21,6 @@ from sgl_vllm.lang.backends.requests import (
     SpeechRequest,
     TranscriptionRequest,
 )
-from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.usage import Usage
@@ -33,6 +31,10 @@ class Wrapper(Backend):
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.continues_turns = backend.continues_turns
+        self.tells_tokens = backend.tells_tokens
+        self.ahead_budget = backend.ahead_budget
+        self.scoreless_methods = backend.scoreless_methods
 
     @property
     def name(self) -> str:
@@ -41,26 +43,6 @@ class Wrapper(Backend):
     @property
     def secrets(self) -> tuple[str, ...]:
         return self._backend.secrets
-
-    @property
-    def continues_turns(self) -> bool:  # type: ignore[override]
-        return self._backend.continues_turns
-
-    @property
-    def tells_tokens(self) -> bool:
-        return self._backend.tells_tokens
-
-    @tells_tokens.setter
-    def tells_tokens(self, value: bool) -> None:
-        self._backend.tells_tokens = value
-
-    @property
-    def ahead_budget(self) -> AheadBudget:
-        return self._backend.ahead_budget
-
-    @property
-    def scoreless_methods(self) -> tuple[ChoicesMethod, ...] | None:  # type: ignore[override]
-        return self._backend.scoreless_methods
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         return await self._backend.generate(request)

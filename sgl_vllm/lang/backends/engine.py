@@ -25,19 +25,23 @@ from sgl_vllm.lang.backends.engine_requests import (
     raise_as_backend_error,
     raise_if_failed,
     sampling_params,
-    structured_outputs,
     token_logprob,
     usage_of,
 )
-from sgl_vllm.lang.backends.on_vllm import OnVLLM, extra_keys, missed_by_cause, with_report
-from sgl_vllm.lang.backends.once import Once
+from sgl_vllm.lang.backends.on_vllm import (
+    Once,
+    OnVLLM,
+    generation_body,
+    missed_by_cause,
+    with_report,
+)
 from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ServerInfo, Watch
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
-from sgl_vllm.protocol.request_keys import AHEAD, SEGMENTS
+from sgl_vllm.protocol.request_keys import SEGMENTS
 from sgl_vllm.protocol.scoring import all_answers, in_requests
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 
@@ -147,19 +151,15 @@ class Engine(OnVLLM):
 
     async def generate_texts(self, request: GenRequest) -> GenAnswer:
         engine = await self._engine()
-        sampling = request.sampling
         rendered = await self._render(engine, request.prompt)
+        body = generation_body(request, chat=False)
+        _place_segments(body.get("vllm_xargs", {}), request.prompt, rendered.get("prompt"))
         try:
             num_prompt_tokens = len(rendered["prompt_token_ids"])
-            params = sampling_params(engine.model_config, sampling, num_prompt_tokens)
+            params = sampling_params(engine.model_config, body, num_prompt_tokens)
         except Exception as error:
             self._raise(error, refused=True)
-        if request.constraint is not None:
-            params.structured_outputs = structured_outputs(request.constraint)
-        params.extra_args = _extra_args(request, rendered.get("prompt"))
-        prompt_from = sampling.prompt_logprobs_from
-        if prompt_from is not None:
-            params.prompt_logprobs = sampling.top_logprobs_num
+        prompt_from = request.sampling.prompt_logprobs_from
         if request.watch is None:
             output = await self._run(engine, rendered, params)
             texts = [generated(one) for one in sorted(output.outputs, key=lambda o: o.index)]
@@ -174,9 +174,6 @@ class Engine(OnVLLM):
 
     async def warm(self, prompt: Prompt) -> Usage:
         return (await self.compute([prompt]))[1]
-
-    async def warm_ahead(self, prompt: Prompt) -> Usage:
-        return (await self.compute([prompt], asked={AHEAD: 1}))[1]
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self.has_plugin():
@@ -368,12 +365,10 @@ def _plugin_allowed() -> Iterator[None]:
         os.environ["VLLM_PLUGINS"] = named
 
 
-def _extra_args(request: GenRequest, rendered: str | None) -> Json | None:
-    """What a request asks of the plugin, with the marks of its segments where a server has them."""
-    asked = extra_keys(request)
+def _place_segments(asked: Json, prompt: Prompt, rendered: str | None) -> None:
+    """Mark the segments of a prompt in what is `asked` of the plugin, where a server has them."""
     if SEGMENTS in asked:
-        if isinstance(request.prompt, ChatPrompt):
-            contents = [message.content for message in request.prompt.messages]
+        if isinstance(prompt, ChatPrompt):
+            contents = [message.content for message in prompt.messages]
             asked[SEGMENTS] = marks_in(rendered, contents, intervals_of(asked[SEGMENTS]))
-        asked = with_length(asked, rendered)
-    return asked or None
+        asked.update(with_length(asked, rendered))

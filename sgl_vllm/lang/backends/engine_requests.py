@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn  # Any: options of vLLM's
 
 from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.on_vllm import ONE_TOKEN
 from sgl_vllm.lang.backends.requests import Generated, TokenLogprob
-from sgl_vllm.lang.constraints import Constraint
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.prompts import ChatPrompt
-from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import scored_rows
 
@@ -24,37 +23,19 @@ if TYPE_CHECKING:
     from vllm.logprobs import LogprobsOnePosition
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.renderers.params import ChatParams
-    from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-def sampling_params(
-    config: ModelConfig, sampling: Sampling, num_prompt_tokens: int
-) -> SamplingParams:
-    """The sampling options as vLLM's server would pass them to the engine. ValueError (or one of
-    vLLM's errors) for options that vLLM rejects."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+def sampling_params(config: ModelConfig, body: Json, num_prompt_tokens: int) -> SamplingParams:
+    """The options of a completion as vLLM's server would pass them to the engine. ValueError (or
+    one of vLLM's errors) for options that vLLM rejects."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
     room = config.max_model_len - num_prompt_tokens
-    model_defaults = config.get_diff_sampling_param()
-    stop, max_tokens = sampling.stop, sampling.max_new_tokens
-    return SamplingParams(
-        n=sampling.n or 1,
-        max_tokens=room if max_tokens is None else min(max_tokens, room),
-        min_tokens=sampling.min_new_tokens or 0,
-        stop=list(stop) if isinstance(stop, tuple) else stop,
-        stop_token_ids=list(sampling.stop_token_ids or ()),
-        temperature=1.0 if sampling.temperature is None else sampling.temperature,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
-        top_k=-1 if sampling.top_k is None else sampling.top_k,
-        min_p=sampling.min_p or 0.0,
-        frequency_penalty=sampling.frequency_penalty or 0.0,
-        presence_penalty=sampling.presence_penalty or 0.0,
-        repetition_penalty=model_defaults.get("repetition_penalty", 1.0),
-        ignore_eos=bool(sampling.ignore_eos),
-        logprobs=sampling.top_logprobs_num if sampling.return_logprob else None,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+    request = CompletionRequest.model_validate({"prompt": "rendered elsewhere", **body})
+    return request.to_sampling_params(
+        max_tokens=min(body.get("max_tokens", room), room),
+        default_sampling_params=config.get_diff_sampling_param(),
     )
 
 
@@ -62,13 +43,7 @@ def one_token(**options: Any) -> SamplingParams:  # any of vLLM's options
     """The fewest tokens that vLLM generates: for requests that are about their prompt."""
     from vllm import SamplingParams
 
-    return SamplingParams(max_tokens=1, temperature=0.0, **options)
-
-
-def structured_outputs(constraint: Constraint) -> StructuredOutputsParams:
-    from vllm.sampling_params import StructuredOutputsParams
-
-    return StructuredOutputsParams(**{constraint.kind.vllm_key: constraint.text})
+    return SamplingParams(**ONE_TOKEN, **options)
 
 
 def chat_params(

@@ -1,25 +1,39 @@
 """What the backends for a vLLM server and for an engine in this process have in common.
 
-Owns `select` by prompt log-probabilities, and reading the plugin's report. How tokens and
-log-probabilities are obtained is up to the backends: over HTTP in `vllm.py`, from the engine
-itself in `engine.py`.
+Owns the request for a generation, `select` by prompt log-probabilities, and reading the plugin's
+report. How tokens and log-probabilities are obtained is up to the backends: over HTTP in `vllm.py`,
+from the engine itself in `engine.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, Generic, TypeGuard, TypeVar  # Any: what a coroutine sends is not used
 
 from sgl_vllm.lang.backends.base import Backend, Json
+from sgl_vllm.lang.backends.openai_api import sampling_body
 from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ScoreAnswer
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol import scoring
-from sgl_vllm.protocol.request_keys import APPROXIMATE, REPORT, REUSE, SCORE_FROM, SEGMENTS
+from sgl_vllm.protocol.request_keys import (
+    AHEAD,
+    APPROXIMATE,
+    REPORT,
+    REUSE,
+    SCORE_FROM,
+    SEGMENTS,
+)
+
+T = TypeVar("T")
+
+ONE_TOKEN: Json = {"max_tokens": 1, "temperature": 0.0}
+"""The fewest tokens that vLLM generates: for requests that are about their prompt."""
 
 
 def has_media(prompt: Prompt) -> TypeGuard[ChatPrompt]:
@@ -41,6 +55,9 @@ class OnVLLM(Backend):
         one = replace(request, sampling=replace(sampling, n=1))
         answer = await self.generate_texts(one)
         return replace(answer, texts=answer.texts * sampling.n)
+
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        return (await self.compute([prompt], asked={AHEAD: 1}))[1]
 
     @abstractmethod
     async def generate_texts(self, request: GenRequest) -> GenAnswer:
@@ -203,16 +220,24 @@ def missed_by_cause(explanation: Json) -> dict[str, int]:
     return dict(missed)
 
 
-def extra_keys(request: GenRequest) -> Json:
-    """What a request asks of the plugin: a report of forced text, and to reuse segments."""
-    asked: Json = {}
-    has_one_text = (request.sampling.n or 1) == 1  # vLLM reports on one only
-    if request.constraint is not None and has_one_text:
-        asked[REPORT] = 1
+def generation_body(request: GenRequest, *, chat: bool) -> Json:
+    """A generation in the form of vLLM's API, but for its prompt. `chat` chooses between the
+    options of the chat route and those of completions."""
+    sampling = request.sampling
+    body = sampling_body(sampling, chat=chat)
+    asked: Json = {}  # of the plugin: a report of forced text, and to reuse segments
+    if (constraint := request.constraint) is not None:
+        body["structured_outputs"] = {constraint.kind.vllm_key: constraint.value}
+        if (sampling.n or 1) == 1:  # vLLM reports on one text only
+            asked[REPORT] = 1
     if request.prompt.reusable and not has_media(request.prompt):
         asked[SEGMENTS] = [mark for interval in request.prompt.reusable for mark in interval]
         asked[REUSE] = APPROXIMATE
-    return asked
+    if asked:
+        body["vllm_xargs"] = asked
+    if sampling.prompt_logprobs_from is not None:
+        body["prompt_logprobs"] = sampling.top_logprobs_num
+    return body
 
 
 def with_report(texts: list[Generated], usage: Usage, kv_transfer_params: Json | None) -> Usage:
@@ -238,3 +263,30 @@ def _with_forced(generated: Generated, forced_bytes: list[list[int]]) -> Generat
 
     intervals = ((num_chars(start), num_chars(end)) for start, end in forced_bytes)
     return replace(generated, forced=tuple((a, b) for a, b in intervals if a < b))
+
+
+class Once(Generic[T]):
+    """An answer that is requested when it is first needed, on one event loop.
+
+    Callers that come while it is being requested share the answer, or the failure. After a
+    failure, the next caller asks again.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._ask = ask
+        self._task: asyncio.Task[T] | None = None
+
+    async def answer(self) -> T:
+        if self._task is None or (self._task.done() and not _succeeded(self._task)):
+            self._task = asyncio.create_task(self._ask())
+            self._task.add_done_callback(_succeeded)  # marks a failure as seen for asyncio
+        return await asyncio.shield(self._task)
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether there is an answer, or one may still arrive."""
+        return self._task is not None
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is None

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.clients import ClientBackend
 from sgl_vllm.lang.backends.requests import Generated, TokenLogprob, Watch
+from sgl_vllm.lang.backends.service import Assembled, ClientBackend
 from sgl_vllm.lang.prompts import Prompt, TextPrompt
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
@@ -83,23 +83,15 @@ def streamed(body: Json) -> Json:
     return {"stream": True, "stream_options": {"include_usage": True}, **body}
 
 
+_OPTIONS = """max_new_tokens min_new_tokens n stop stop_token_ids temperature top_p top_k min_p
+    frequency_penalty presence_penalty ignore_eos"""
+_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
 def sampling_body(sampling: Sampling, *, chat: bool) -> Json:
     """Sampling options under the names of vLLM's API. All are sent, because the server may have
     other defaults."""
-    body: Json = {
-        "max_tokens": sampling.max_new_tokens,
-        "min_tokens": sampling.min_new_tokens,
-        "n": sampling.n,
-        "stop": sampling.stop,
-        "stop_token_ids": sampling.stop_token_ids,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "ignore_eos": sampling.ignore_eos,
-    }
+    body: Json = {_NAMES.get(name, name): getattr(sampling, name) for name in _OPTIONS.split()}
     if sampling.return_logprob and chat:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs_num}
     elif sampling.return_logprob:
@@ -115,15 +107,17 @@ def read_generated(choice: Json) -> Generated:
     finish_reason = str(choice["finish_reason"])
     logprobs = choice.get("logprobs") or {}
     if "message" in choice:
-        text = choice["message"]["content"] or ""
-        if not isinstance(text, str):
-            raise TypeError("the content of a chat message is not a string")
+        text = _checked_text(choice["message"]["content"])
         tokens = _chat_logprobs(logprobs.get("content") or ())
         return Generated(text, finish_reason, tokens, reasoning=_reasoning(choice["message"]))
-    text = choice["text"]
-    if not isinstance(text, str):
-        raise TypeError("the text of a completion is not a string")
-    return Generated(text, finish_reason, _completion_logprobs(logprobs))
+    return Generated(_checked_text(choice["text"]), finish_reason, _completion_logprobs(logprobs))
+
+
+def _checked_text(text: object) -> str:
+    """A text of an answer, which may be null. TypeError for anything else."""
+    if not isinstance(text, str | None):
+        raise TypeError("a text is not a string")
+    return text or ""
 
 
 def _reasoning(message: Json) -> str | None:
@@ -192,22 +186,18 @@ def prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
     return tuple(tokens)
 
 
-class AssembledAnswer:
+class AssembledAnswer(Assembled):
     """The chunks of a stream, collected into the form of an answer that was not streamed."""
 
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
-        self._pieces: list[str] = []
+        self._text = ""
         self._reasoning = ""
         self._logprobs: dict[str, list[Any]] = {}  # as in the answer: unchecked JSON
         self._usage: Json | None = None
         self._id: str | None = None
-        self.finish_reason: str | None = None
-        self.num_tokens: int | None = None
-        """How many tokens have arrived; None if the server does not say while it streams."""
 
     def add(self, chunk: Json) -> str:
-        """Add a chunk and return its text."""
         self._id = chunk.get("id")
         if chunk.get("usage"):
             self._usage = chunk["usage"]
@@ -218,19 +208,14 @@ class AssembledAnswer:
         for key, values in (choice.get("logprobs") or {}).items():
             self._logprobs.setdefault(key, []).extend(values or ())
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        piece = choice["delta"].get("content") if self._chat else choice["text"]
         if self._chat:
             self._reasoning += _reasoning(choice["delta"]) or ""
-        if not piece:
-            return ""
-        if not isinstance(piece, str):
-            raise TypeError("a piece of a text is not a string")
-        self._pieces.append(piece)
+        piece = _checked_text(choice["delta"].get("content") if self._chat else choice["text"])
+        self._text += piece
         return piece
 
     def answer(self) -> Json:
-        text = "".join(self._pieces)
         choice: Json = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
-        message = {"content": text, "reasoning": self._reasoning}
-        choice |= {"message": message} if self._chat else {"text": text}
+        message = {"content": self._text, "reasoning": self._reasoning}
+        choice |= {"message": message} if self._chat else {"text": self._text}
         return {"id": self._id, "choices": [choice], "usage": self._usage}

@@ -1,20 +1,20 @@
 """OpenAI's routes for audio and pictures, as vLLM-Omni and others have them too.
 
-Owns their requests and answers, which go through the official client's own methods. Chats that are
-answered aloud are ordinary chats with two more fields; their prompt and options are the backends'.
+Owns their requests and answers, which go through the official client's own methods, and reading
+audio that arrives in pieces. Chats that are answered aloud are ordinary chats with two more fields;
+their prompt and options are the backends'.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any  # Any: responses of the client, whose module is imported late
 
-from sgl_vllm.lang.backends.audio_pieces import AssembledSpeech, ReceivedAudio, read_token_usage
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.clients import Client
-from sgl_vllm.lang.backends.openai_api import OpenAIBackend, read_usage, streamed
+from sgl_vllm.lang.backends.openai_api import AssembledAnswer, OpenAIBackend, read_usage, streamed
 from sgl_vllm.lang.backends.requests import (
     MediaAnswer,
     MediaRequest,
@@ -22,11 +22,17 @@ from sgl_vllm.lang.backends.requests import (
     SpeechRequest,
     SpokenRequest,
     TranscriptionRequest,
+    WatchMedia,
 )
+from sgl_vllm.lang.backends.service import Client, ServiceBackend
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media, MediaKind
 from sgl_vllm.lang.signatures import media_type_of
-from sgl_vllm.lang.wav import with_length
+from sgl_vllm.lang.usage import Usage
+from sgl_vllm.lang.wav import OPEN_HEADER, samples_of, with_length
+
+_ENDINGS = {"mpeg": "mp3"}
+"""Of files' names, where they differ from the media type."""
 
 _NOT_THERE = (404, 405, 501)
 """The statuses of servers without a route, or with a model that does not serve it."""
@@ -106,7 +112,12 @@ class OpenAIMedia(OpenAIBackend):
             answer = await self.call(url, body)
         else:
             spoken = AssembledSpeech(streamed_to)
-            await self.drive(self.chunks(url, streamed(body)), spoken, spoken.watch_text)
+
+            def show(text: str, _: int | None) -> bool:
+                streamed_to(text, b"")
+                return False
+
+            await self.drive(self.chunks(url, streamed(body)), spoken, show)
             answer = spoken.answer()
         with self.reading():
             # vLLM-Omni may give the text and the audio in a choice each.
@@ -172,10 +183,110 @@ class OpenAIMedia(OpenAIBackend):
         return Media.of(data, kind)
 
 
-_ENDINGS = {"mpeg": "mp3"}
-"""Of files' names, where they differ from the media type."""
-
-
 def _given(**options: object) -> Json:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def read_token_usage(usage: Json | None) -> Usage:
+    """The cost of one call as these routes report it: in tokens, or in seconds of audio."""
+    reported = usage or {}
+    return Usage(
+        prompt_tokens=int(reported.get("input_tokens") or 0),
+        completion_tokens=int(reported.get("output_tokens") or 0),
+        calls=1,
+        audio_seconds=float(reported.get("seconds") or 0.0),
+    )
+
+
+class ReceivedAudio:
+    """A file as it arrives: as the bytes of a file, or as events that have them in base64. A server
+    that does not know the events sends the bytes although it was asked for events."""
+
+    def __init__(self, backend: ServiceBackend) -> None:
+        self._backend = backend
+        self._pieces: list[bytes] = []
+        self.usage = Usage(calls=1)
+        self.is_complete = False
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self._pieces)
+
+    async def pieces_of(self, response: Any) -> AsyncIterator[bytes]:
+        """The pieces of a response of the client."""
+        self.usage = read_token_usage(
+            {
+                "input_tokens": response.headers.get("x-vllm-omni-input-tokens"),
+                "output_tokens": response.headers.get("x-vllm-omni-output-tokens"),
+            }
+        )
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            pieces = self._pieces_of_events(response.iter_lines())
+        else:
+            pieces = response.iter_bytes()
+            self.is_complete = True  # the client raises an error if the bytes end early
+        async for piece in pieces:
+            self._pieces.append(piece)
+            yield piece
+
+    async def _pieces_of_events(self, lines: AsyncIterator[str]) -> AsyncIterator[bytes]:
+        async for line in lines:
+            name, _, text = line.partition(":")
+            if name == "data" and text.strip() != "[DONE]":
+                with self._backend.reading():
+                    piece = self._read(json.loads(text))
+                if piece:
+                    yield piece
+
+    def _read(self, event: Json) -> bytes:
+        """The part of the file that an event has."""
+        match event["type"]:
+            case "speech.audio.delta":
+                return base64.b64decode(event["audio"])
+            case "speech.audio.done":
+                self.usage = read_token_usage(event.get("usage"))
+                self.is_complete = True
+            case "speech.audio.error":
+                reason = event["error"]["message"]
+                raise BackendError(f"{self._backend.name} ended its answer with an error: {reason}")
+        return b""
+
+
+class AssembledSpeech(AssembledAnswer):
+    """The chunks of a spoken answer, collected into the form of an answer that was not streamed.
+
+    They have samples, which become a WAV file. OpenAI's have them in ``delta.audio`` beside the
+    transcript. vLLM-Omni's have them in ``delta.content`` if their modality is audio, and older
+    versions send a WAV file in each.
+    """
+
+    def __init__(self, watch: WatchMedia) -> None:
+        super().__init__(chat=True)
+        self._watch = watch
+        self._file: list[bytes] = []
+
+    def add(self, chunk: Json) -> str:
+        for choice in chunk["choices"][:1]:
+            delta = choice["delta"]
+            audio = delta.get("audio") or {}
+            if chunk.get("modality") == "audio":
+                audio = {"data": delta.pop("content", None)}
+            if data := audio.get("data"):
+                samples = samples_of(base64.b64decode(data))
+                pieces = [samples] if self._file else [OPEN_HEADER, samples]
+                self._file += pieces
+                self._watch("", b"".join(pieces))
+            if transcript := audio.get("transcript"):
+                delta["content"] = transcript
+        return super().add(chunk)
+
+    def answer(self) -> Json:
+        answer = super().answer()
+        if self._file:
+            data = base64.b64encode(b"".join(self._file)).decode()
+            answer["choices"][0]["message"]["audio"] = {"data": data}
+        return answer

@@ -25,8 +25,7 @@ from sgl_vllm.lang.backends.requests import (
     SpokenRequest,
     Watch,
 )
-from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema
-from sgl_vllm.lang.backends.strict_schema import strict_schema
+from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema, strict_schema
 from sgl_vllm.lang.choices import (
     ChoicesMethod,
     greedy_token_selection,

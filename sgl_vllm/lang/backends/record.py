@@ -1,8 +1,8 @@
 """The file format of recorded runs: requests, answers and errors as JSON lines.
 
-Owns what is written for each of them, and reading it back. `replay.py` records and replays. A
-record is a head and then one line per exchange, readable and written as soon as the exchange
-ends::
+Owns what is written for each of them, reading it back, and how a request differs from recorded
+ones, in words. `replay.py` records and replays. A record is a head and then one line per exchange,
+readable and written as soon as the exchange ends::
 
     {"sgl_vllm_record": 1, "backend": "the vLLM server at ...", "tells_tokens": true, ...}
     {"call": "generate", "request": {"prompt": "Hello", "sampling": {"temperature": 0.7}},
@@ -12,8 +12,7 @@ ends::
 
 A request contains everything that can change its answer: prompt, media, sampling, constraint and
 choices. Media are represented by a digest in requests, and are whole in answers, as data URLs in
-base64. API keys are never written: backends have them,
-requests do not.
+base64. API keys are never written: backends have them, requests do not.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar  # Any: adapters of several kinds
 from urllib.parse import urlsplit
@@ -33,7 +32,7 @@ from sgl_vllm.lang.backends.requests import GenRequest, MediaRequest, ServerInfo
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import ServiceOptions
-from sgl_vllm.lang.prompts import ChatPrompt, Content, Prompt
+from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
 if TYPE_CHECKING:
@@ -49,76 +48,51 @@ _MIN_SECRET_CHARS = 8
 
 
 def gen_request(request: GenRequest) -> Json:
-    written: Json = {
-        "prompt": prompt_json(request.prompt),
-        "sampling": _sampling(request.sampling),
-    }
+    written = _fields({"prompt": request.prompt, "sampling": request.sampling})
     if request.constraint is not None:
         written[request.constraint.kind.name] = request.constraint.value
     return written
 
 
 def score_request(prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Json:
-    written: Json = {"prompt": prompt_json(prompt), "choices": list(choices)}
-    if unconditional:
-        written["unconditional"] = True
-    return written
+    written = _fields({"prompt": prompt, "choices": list(choices)})
+    return {**written, "unconditional": True} if unconditional else written
 
 
 def warm_request(prompt: Prompt) -> Json:
-    return {"prompt": prompt_json(prompt)}
+    return _fields({"prompt": prompt})
 
 
 def media_request(request: MediaRequest) -> Json:
     """Fields at their default are left out."""
-    written: Json = {"feature": request.feature}
-    for f in fields(request):
-        value = getattr(request, f.name)
-        if f.compare and value not in (f.default, ServiceOptions()):
-            written[f.name] = _field(value)
-    return written
+    given = {f.name: getattr(request, f.name) for f in fields(request) if f.compare}
+    defaults = {f.name: f.default for f in fields(request)} | {"options": ServiceOptions()}
+    changed = {name: value for name, value in given.items() if value != defaults[name]}
+    return {"feature": request.feature, **_fields(changed)}
 
 
-def _field(value: object) -> object:
+def _fields(given: Mapping[str, object]) -> Json:
+    return {name: _written(value) for name, value in given.items()}
+
+
+def _written(value: object) -> object:
     match value:
-        case Sampling():
-            return _sampling(value)
+        case Sampling():  # the options that differ from the defaults
+            given, defaults = asdict(value), asdict(DEFAULT_SAMPLING)
+            return {name: _compact(one) for name, one in given.items() if one != defaults[name]}
+        case TextPrompt():
+            return value.text
         case ChatPrompt():
-            return prompt_json(value)
+            turns = [{m.role: _written(m.content)} for m in value.messages]
+            return {"turns": turns, "ending": value.ending}
+        case tuple():  # the parts of a turn
+            return [_written(part) for part in value]
         case Media():
-            return _media(value)
+            return _digest(value)
     return _compact(value)
 
 
-def request_key(call: str, request: Json) -> str:
-    """Equal for equal requests. The order of keys counts, because that of a JSON schema's keys is
-    the order in which the model writes them."""
-    return json.dumps([call, request])
-
-
-def _sampling(sampling: Sampling) -> Json:
-    """The options that differ from the defaults."""
-    return {
-        f.name: list(value) if isinstance(value, tuple) else value
-        for f in fields(sampling)
-        if (value := getattr(sampling, f.name)) != getattr(DEFAULT_SAMPLING, f.name)
-    }
-
-
-def prompt_json(prompt: Prompt) -> str | Json:
-    if not isinstance(prompt, ChatPrompt):
-        return prompt.text
-    turns = [{m.role: _content(m.content)} for m in prompt.messages]
-    return {"turns": turns, "ending": prompt.ending}
-
-
-def _content(content: Content) -> str | list[str | Json]:
-    if isinstance(content, str):
-        return content
-    return [part if isinstance(part, str) else _media(part) for part in content]
-
-
-def _media(media: Media) -> Json:
+def _digest(media: Media) -> Json:
     """A digest. Of a URL, only the parts that cannot contain a key."""
     digest = hashlib.sha256(media.url.encode()).hexdigest()[:32]
     written: Json = {media.kind: f"sha256:{digest}"}
@@ -128,6 +102,12 @@ def _media(media: Media) -> Json:
     if media.num_frames is not None:
         written["num_frames"] = media.num_frames
     return written
+
+
+def request_key(call: str, request: Json) -> str:
+    """Equal for equal requests. The order of keys counts, because that of a JSON schema's keys is
+    the order in which the model writes them."""
+    return json.dumps([call, request])
 
 
 # --- answers and errors --------------------------------------------------------------------------
@@ -258,3 +238,84 @@ def _json_object(text: str) -> Json | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
+
+
+# --- what was not recorded -----------------------------------------------------------------------
+
+_SHOWN_CHARS = 30
+
+
+def describe_unknown(call: str, request: Json, recorded: Sequence[Exchange]) -> str:
+    """Why no exchange in `recorded` answers `request`: how the most similar one differs."""
+    candidates = [exchange for exchange in recorded if exchange.call == call]
+    if not candidates:
+        return f"has no {call} at all: {end_of_prompt(request)}"
+    text = _text_of(request)
+
+    def similarity(exchange: Exchange) -> tuple[float, int]:
+        other = _text_of(exchange.request)
+        begin = _common_length(text, other)
+        rest = min(len(text), len(other)) - begin
+        end = min(_common_length(text[::-1], other[::-1]), rest)
+        longest = max(len(text), len(other), 1)
+        return (begin + end) / longest, -len(list(_differences(request, exchange.request)))
+
+    nearest = max(candidates, key=similarity)
+    differences = "; ".join(_differences(request, nearest.request))
+    return f"has no such {call}; the most similar one is on line {nearest.number}: {differences}"
+
+
+def end_of_prompt(request: Json) -> str:
+    """The end of a request's prompt, quoted."""
+    text = _text_of(request)
+    return repr(text if len(text) <= 2 * _SHOWN_CHARS else "…" + text[-2 * _SHOWN_CHARS :])
+
+
+def _text_of(request: Json) -> str:
+    """The prompt as one text, or what is to be spoken or drawn."""
+    named = (request[name] for name in ("prompt", "text", "description") if name in request)
+    prompt = next(named, "")
+    return prompt if isinstance(prompt, str) else json.dumps(prompt["turns"], ensure_ascii=False)
+
+
+def _common_length(a: str, b: str) -> int:
+    """The length of the common prefix. Compares O(log length) slices."""
+    known, most = 0, min(len(a), len(b))
+    while known < most:
+        middle = (known + most + 1) // 2
+        if a[known:middle] == b[known:middle]:
+            known = middle
+        else:
+            most = middle - 1
+    return known
+
+
+def _differences(asked: Json, recorded: Json) -> Iterator[str]:
+    for name in dict.fromkeys((*asked, *recorded)):
+        now, then = asked.get(name), recorded.get(name)
+        if now == then:
+            continue
+        if name == "sampling":
+            defaults = _fields(asdict(DEFAULT_SAMPLING))
+            yield from _differences({**defaults, **(now or {})}, {**defaults, **(then or {})})
+        elif name == "prompt":
+            yield _prompt_difference(_text_of(asked), _text_of(recorded))
+        else:
+            shown = (json.dumps(one, ensure_ascii=False) for one in (now, then))
+            yield "{} is {}, was {}".format(name, *(_cut(one, 3 * _SHOWN_CHARS) for one in shown))
+
+
+def _cut(text: str, num_chars: int) -> str:
+    return text if len(text) <= num_chars else text[:num_chars] + "…"
+
+
+def _prompt_difference(asked: str, recorded: str) -> str:
+    if asked == recorded:
+        return "the last turn of the prompt ends differently"
+    place = _common_length(asked, recorded)
+    begin = max(0, place - _SHOWN_CHARS // 3)
+    now, then = (
+        repr("…" * (begin > 0) + _cut(text[begin:], place + _SHOWN_CHARS - begin))
+        for text in (asked, recorded)
+    )
+    return f"the prompt at character {place} is {now}, was {then}"

@@ -23,6 +23,8 @@ from sgl_vllm.lang.backends.record import (
     FORMAT,
     AnswerWriter,
     Exchange,
+    describe_unknown,
+    end_of_prompt,
     gen_request,
     load,
     media_request,
@@ -31,7 +33,6 @@ from sgl_vllm.lang.backends.record import (
     score_request,
     warm_request,
 )
-from sgl_vllm.lang.backends.record_diff import describe_unknown, end_of_prompt
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
@@ -213,8 +214,8 @@ class Replay(Backend):
         self.path = Path(path)
         head, self._exchanges = read_record(self.path)
         self._recorded_name = str(head.get("backend"))
-        self._continues_turns = bool(head.get("continues_turns", True))
-        self._tells_tokens = bool(head.get("tells_tokens", False))
+        self.continues_turns = bool(head.get("continues_turns", True))
+        self.tells_tokens = bool(head.get("tells_tokens", False))
         self._lock = threading.Lock()
         self._by_key: dict[str, list[Exchange]] = defaultdict(list)
         for exchange in sorted(self._exchanges, key=lambda e: (e.branch, e.repeat)):
@@ -223,18 +224,6 @@ class Replay(Backend):
     @property
     def name(self) -> str:
         return f"the record {self.path.name} of {self._recorded_name}"
-
-    @property
-    def continues_turns(self) -> bool:  # type: ignore[override]
-        return self._continues_turns
-
-    @property
-    def tells_tokens(self) -> bool:
-        return self._tells_tokens
-
-    @tells_tokens.setter
-    def tells_tokens(self, value: bool) -> None:
-        self._tells_tokens = value
 
     @property
     def unused(self) -> list[str]:

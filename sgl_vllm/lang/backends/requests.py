@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias  # Any: the plugin's report
 
-from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind
+from sgl_vllm.lang.constraints import Constraint
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import ServiceOptions, Voice
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt
@@ -43,20 +43,6 @@ class GenRequest:
     constraint: Constraint | None = None
     watch: Watch | None = field(default=None, compare=False)
     hints: Callable[[], Hints] = field(default=no_hints, compare=False, repr=False)
-
-    @property
-    def regex(self) -> str | None:
-        """The constraint if it is a pattern."""
-        return self._constraint_text(REGEX)
-
-    @property
-    def json_schema(self) -> str | None:
-        """The constraint if it is a JSON schema, as JSON text."""
-        return self._constraint_text(JSON_SCHEMA)
-
-    def _constraint_text(self, kind: ConstraintKind) -> str | None:
-        is_one = self.constraint is not None and self.constraint.kind == kind
-        return self.constraint.text if self.constraint is not None and is_one else None
 
 
 @dataclass(frozen=True)

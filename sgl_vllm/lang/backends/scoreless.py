@@ -1,8 +1,8 @@
 """Services that generate text and have no scores: OpenAI's, Anthropic's, and those of LiteLLM.
 
 Owns what replaces what their APIs lack: a select becomes a document that the model writes, and stop
-texts that a service does not take are found on the client. What a stop text is, is in
-`speculation.py`.
+texts that a service does not take are found on the client. Also JSON schemas for the strict mode of
+OpenAI's services, in which the decoder enforces them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, 
 from sgl_vllm.lang.backends.service import ServiceBackend
 from sgl_vllm.lang.constraints import JSON_SCHEMA
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.speculation import first_stop, without_begun_stop
 from sgl_vllm.lang.usage import Usage
@@ -46,6 +47,10 @@ class ScorelessBackend(ServiceBackend):
         schema: Json = constraint.value
         return schema
 
+    def prompt_body(self, prompt: Prompt) -> Json:
+        """A prompt in the form of the service's API."""
+        raise NotImplementedError
+
     @abstractmethod
     async def texts(self, body: Json, watch: Watch | None) -> tuple[list[Generated], Usage]:
         """Send a request, and read the texts of the answer and its cost."""
@@ -56,7 +61,7 @@ class ScorelessBackend(ServiceBackend):
         """Answer `request` by `body`. The client watches for `stops`, for a reason to warn of."""
         watch = request.watch
         if stops:
-            self._warn_once(why)
+            self.warn_once(why)
             watch = StopWatch(stops, watch) if request.sampling.n == 1 else None
         texts, usage = await self.texts(body, watch)
         return GenAnswer(tuple(cut_at_stop(text, stops) for text in texts), usage)
@@ -73,7 +78,7 @@ class ScorelessBackend(ServiceBackend):
         except BackendError as error:
             if error.status != 400 or "temperature" not in str(error):
                 raise
-            self._warn_once("select runs at the default temperature: the model accepts no other")
+            self.warn_once("select runs at the default temperature: the model accepts no other")
             (answer, *_), usage = await self.texts(body, None)
         with self.reading():
             document = json.loads(answer.text)
@@ -86,7 +91,7 @@ class ScorelessBackend(ServiceBackend):
         return ChoiceAnswer(choices.index(choice), usage)
 
     def warn_that_it_chooses(self, how: str) -> None:
-        self._warn_once(
+        self.warn_once(
             f"select lets the model choose, by {how}: there are no scores, and the choice may "
             f"differ from that of a server with scores"
         )
@@ -129,3 +134,51 @@ def choice_schema(choices: Sequence[str]) -> Json:
         "required": ["choice"],
         "additionalProperties": False,
     }
+
+
+# --- strict schemas ------------------------------------------------------------------------------
+
+_STRICT_KEYWORDS = """$defs $ref additionalProperties anyOf const definitions description enum
+    exclusiveMaximum exclusiveMinimum items maxItems maximum minItems minimum multipleOf properties
+    required title type"""
+
+
+def strict_schema(schema: Json) -> Json | None:
+    """`schema` in the form of strict mode, or None if strict mode cannot express it: every object
+    is closed, and all its properties are required.
+
+    Objects that do not say whether more properties are allowed are closed, so that every document
+    of the result is valid for `schema`.
+    """
+    if schema.get("type") != "object":
+        return None
+    try:
+        return _strict(schema)
+    except _NotStrictError:
+        return None
+
+
+class _NotStrictError(Exception):
+    """Strict mode cannot express this."""
+
+
+def _strict(schema: object) -> Json:
+    if not isinstance(schema, dict) or not schema or schema.keys() - _STRICT_KEYWORDS.split():
+        raise _NotStrictError
+    if "$ref" in schema and len(schema) > 1:
+        raise _NotStrictError
+    result = dict(schema)
+    for key in ("properties", "$defs", "definitions"):
+        if key in schema:
+            result[key] = {name: _strict(inner) for name, inner in schema[key].items()}
+    if "items" in schema:
+        result["items"] = _strict(schema["items"])
+    if "anyOf" in schema:
+        result["anyOf"] = [_strict(inner) for inner in schema["anyOf"]]
+    if "properties" in schema or schema.get("type") == "object":
+        if set(schema.get("required", ())) != set(schema.get("properties", ())):
+            raise _NotStrictError
+        if schema.get("additionalProperties", False) is not False:
+            raise _NotStrictError
+        result["additionalProperties"] = False
+    return result

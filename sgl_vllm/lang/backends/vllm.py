@@ -16,11 +16,12 @@ from typing import Any  # Any: what a chat template takes
 from urllib.parse import urlencode
 
 from sgl_vllm.lang.backends.base import Json, logger, program_id
-from sgl_vllm.lang.backends.batching import NOT_FORWARDED
-from sgl_vllm.lang.backends.known_server import KnownServer
+from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher
 from sgl_vllm.lang.backends.on_vllm import (
+    ONE_TOKEN,
+    Once,
     OnVLLM,
-    extra_keys,
+    generation_body,
     has_media,
     missed_by_cause,
     with_report,
@@ -46,12 +47,13 @@ from sgl_vllm.lang.backends.requests import (
     Watch,
     no_hints,
 )
+from sgl_vllm.lang.backends.service import Connection
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.hints import Hints, write_hints
-from sgl_vllm.protocol.request_keys import AHEAD, PROGRAM
+from sgl_vllm.protocol.request_keys import PROGRAM
 from sgl_vllm.protocol.scoring import (
     MAX_CONTINUATIONS,
     ChoiceTokens,
@@ -60,11 +62,25 @@ from sgl_vllm.protocol.scoring import (
 
 _request_numbers = itertools.count(1)
 
-_ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
-"""The fewest tokens that vLLM generates: for requests that are about their prompt."""
-
 _TRUST_MEDIA_OPTIONS = "--trust-request-mm-kwargs"
 """The flag that vLLM names where it refuses `media_io_kwargs`."""
+
+
+class _KnownServer:
+    """What is known of a server over one connection: questions that are asked once, when their
+    answer is first needed, and the batcher."""
+
+    def __init__(self, backend: VLLM, connection: Connection) -> None:
+        self.connection = connection
+        with connection.client() as client:
+            self.batcher = Batcher(
+                client, backend.post, timeout_s=backend.timeout_s, retry=backend.max_retries > 0
+            )
+        self.model = Once(backend._ask_model)
+        self.plugin = Once(backend._ask_plugin)
+        self.begin_ids = Once(lambda: backend.tokenize(TextPrompt("")))
+        self.has_match = True  # the route
+        self.cached_block_size = 1  # `Usage.cached_block_size` without a salt
 
 
 class VLLM(OnVLLM, OpenAIMedia):
@@ -95,15 +111,13 @@ class VLLM(OnVLLM, OpenAIMedia):
         self._model = model
         self._salt = {"cache_salt": cache_salt} if cache_salt else {}
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
-        self._known: KnownServer | None = None
+        self._known: _KnownServer | None = None
 
-    def _server(self) -> KnownServer:
+    def _server(self) -> _KnownServer:
         """What is known over the connection of this event loop."""
         connection = self.connect()
         if self._known is None or self._known.connection is not connection:
-            self._known = KnownServer(
-                self, connection, self.url, self._model, lambda: self.tokenize(TextPrompt(""))
-            )
+            self._known = _KnownServer(self, connection)
         return self._known
 
     @property
@@ -127,37 +141,25 @@ class VLLM(OnVLLM, OpenAIMedia):
     # --- the interface of a backend --------------------------------------------------------------
 
     async def generate_texts(self, request: GenRequest) -> GenAnswer:
-        sampling = request.sampling
-        body = sampling_body(sampling, chat=isinstance(request.prompt, ChatPrompt))
-        if (constraint := request.constraint) is not None:
-            body["structured_outputs"] = {constraint.kind.vllm_key: constraint.value}
-        if asked := extra_keys(request):
-            body["vllm_xargs"] = asked
-        prompt_from = sampling.prompt_logprobs_from
-        if prompt_from is not None:
-            body["prompt_logprobs"] = sampling.top_logprobs_num
+        n, prompt_from = request.sampling.n, request.sampling.prompt_logprobs_from
+        body = generation_body(request, chat=isinstance(request.prompt, ChatPrompt))
         # vLLM does not stream the log-probabilities of a prompt.
-        is_streamed = request.watch is not None and prompt_from is None
-        watch = request.watch if is_streamed else None
+        watch = request.watch if prompt_from is None else None
         answer = await self._run_model(request.prompt, body, watch, request.hints)
         with self.reading():
             texts = [read_generated(choice) for choice in answer["choices"]]
-            if len(texts) != (sampling.n or 1):
-                raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
+            if len(texts) != (n or 1):
+                raise ValueError(f"{len(texts)} texts instead of {n}")
             usage = with_report(texts, self._usage(answer), answer.get("kv_transfer_params"))
             prompt_logprobs = () if prompt_from is None else prompt_tokens(answer, prompt_from)
-        if request.watch is not None and not is_streamed:
+        if request.watch is not None and watch is None:
             request.watch(texts[0].text, usage.completion_tokens)
         return GenAnswer(tuple(texts), usage, prompt_logprobs, answer.get("id"))
 
     async def warm(self, prompt: Prompt) -> Usage:
-        answer = await self._run_model(prompt, dict(_ONE_TOKEN))
+        answer = await self._run_model(prompt, ONE_TOKEN)
         with self.reading():
             return self._usage(answer)
-
-    async def warm_ahead(self, prompt: Prompt) -> Usage:
-        """A request of its own, not a part of a batch, so that it can be canceled."""
-        return (await self.compute([prompt], asked={AHEAD: 1}))[1]
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
@@ -235,8 +237,8 @@ class VLLM(OnVLLM, OpenAIMedia):
         with self.reading():
             return ServerInfo(
                 url=self.url,
-                model=model.name,
-                max_model_len=model.max_model_len,
+                model=str(model["id"]),
+                max_model_len=model.get("max_model_len"),
                 vllm_version=version["version"],
                 plugin=plugin,
                 stats=stats,
@@ -273,7 +275,7 @@ class VLLM(OnVLLM, OpenAIMedia):
         except BackendError as error:
             if error.status not in (400, 404, 405, 422):
                 raise
-        with_ids = {**_ONE_TOKEN, "return_token_ids": True}
+        with_ids = {**ONE_TOKEN, "return_token_ids": True}
         answers = await all_answers([self._run_model(prompt, with_ids) for prompt in prompts])
         with self.reading():
             found = [  # a chat's are in the answer, a completion's in its choice
@@ -295,8 +297,9 @@ class VLLM(OnVLLM, OpenAIMedia):
         endings: Sequence[list[int]] = (),
         asked: Json | None = None,
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        """Tokens are one request, prompts one each."""
-        body: Json = {**_ONE_TOKEN, "vllm_xargs": asked} if asked else {**_ONE_TOKEN}
+        """Tokens are one request, prompts one each, not parts of a batch, so that each can be
+        canceled."""
+        body: Json = {**ONE_TOKEN, "vllm_xargs": asked} if asked else {**ONE_TOKEN}
         if endings:
             body["prompt_logprobs"] = 0
         texts = [one for one in prompts if not isinstance(one, list)]
@@ -416,7 +419,25 @@ class VLLM(OnVLLM, OpenAIMedia):
     # --- what the server is ----------------------------------------------------------------------
 
     async def model_name(self) -> str:
-        return self._model or (await self._server().model.answer()).name
+        return self._model or str((await self._server().model.answer())["id"])
+
+    async def _ask_model(self) -> Json:
+        """The model in the server's list, which is the first unless one was named."""
+        answer = await self.call(f"{self.url}/v1/models")
+        with self.reading():
+            models = [{**model, "id": str(model["id"])} for model in answer["data"]]
+            return next((model for model in models if model["id"] == self._model), models[0])
+
+    async def _ask_plugin(self) -> bool:
+        try:
+            stats = await self.call(f"{self.url}/v1/sgl/stats")
+        except BackendError as error:
+            if error.status is None or error.status in (401, 408, 429) or error.status >= 500:
+                raise
+            return False  # 404, or the answer of a gateway that does not forward this route
+        with self.reading():
+            self._server().cached_block_size = int(stats.get("cached_block_size", 1))
+        return True
 
 
 RuntimeEndpoint = VLLM

@@ -406,7 +406,7 @@ def test_a_request_that_was_not_recorded_says_what_differs_from_the_nearest(path
     ("changed", "said"),
     [
         (request_of(temperature=0.5), "temperature is 0.5, was 1.0"),
-        (request_of(stop=("a", "b")), "stop is ['a', 'b'], was None"),
+        (request_of(stop=("a", "b")), 'stop is ["a", "b"], was null'),
         (request_of(max_new_tokens=7), "max_new_tokens is 7, was 128"),
         (
             GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, Constraint(REGEX, "[0-9]+")),
