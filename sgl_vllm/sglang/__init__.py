@@ -10,6 +10,8 @@ import importlib
 import importlib.machinery
 import sys
 import types
+from collections.abc import Mapping
+from typing import Any  # Any: the values of modules
 
 from sgl_vllm.lang.api import (
     assistant,
@@ -78,18 +80,13 @@ __all__ = [
     "video",
 ]
 
-_FUNCTIONS = """assistant assistant_begin assistant_end flush_cache function gen gen_int gen_string
-    get_server_info image select separate_reasoning set_default_backend system system_begin
-    system_end user user_begin user_end video"""
-_BACKENDS = "Anthropic LiteLLM OpenAI Runtime RuntimeEndpoint VertexAI"
-
 # SGLang's modules, and what programs import of them: where it is, and its names there. `A=b` is the
 # name A for what is called b there.
 _MODULES = {
-    "api": {"sglang": f"{_FUNCTIONS} {_BACKENDS} global_config"},
+    "api": {"sglang": " ".join(__all__)},
     "global_config": {"lang.settings": "GlobalConfig global_config"},
     "lang": {},
-    "lang.api": {"sglang": f"{_FUNCTIONS} Runtime"},
+    "lang.api": {"sglang": " ".join(__all__)},
     "lang.backend": {},
     "lang.backend.anthropic": {"sglang.services": "Anthropic"},
     "lang.backend.base_backend": {"sglang.backends": "BaseBackend"},
@@ -101,8 +98,7 @@ _MODULES = {
         "sglang.backends": "ChatTemplate get_chat_template get_chat_template_by_model_path"
     },
     "lang.choices": {
-        "sglang.choices": """ChoicesDecision ChoicesSamplingMethod GreedyTokenSelection
-            TokenLengthNormalized UnconditionalLikelihoodNormalized greedy_token_selection
+        "sglang.choices": """ChoicesDecision ChoicesSamplingMethod greedy_token_selection
             token_length_normalized unconditional_likelihood_normalized"""
     },
     "lang.interpreter": {"sglang.states": "ProgramState ProgramStateGroup StreamExecutor"},
@@ -112,9 +108,9 @@ _MODULES = {
             SglVarScopeBegin=VarScopeBegin SglVarScopeEnd=VarScopeEnd SglVariable=Var
             SglVideo=Show""",
         "lang.sampling": "SglSamplingParams=Sampling",
-        "sglang.programs": "REGEX_BOOL REGEX_FLOAT REGEX_INT REGEX_STR SglFunction",
+        "sglang.functions": "REGEX_BOOL REGEX_FLOAT REGEX_INT REGEX_STR SglFunction",
     },
-    "lang.tracer": {"sglang.programs": "LastNode TracedProgram"},
+    "lang.tracer": {"sglang.functions": "TracedProgram"},
     "srt": {},
     "srt.constrained": {},
     "srt.constrained.outlines_backend": {"sglang.utils": "build_regex_from_object"},
@@ -126,8 +122,7 @@ _MODULES = {
     "test.test_utils": {
         "sglang.utils": """CustomTestCase DEFAULT_MODEL_NAME_FOR_TEST
             DEFAULT_SMALL_MODEL_NAME_FOR_TEST add_common_sglang_args_and_parse
-            dump_bench_raw_result is_in_ci
-            select_sglang_backend""",
+            dump_bench_raw_result is_in_ci select_sglang_backend""",
         "sglang.backends": "BaseBackend RuntimeEndpoint",
         "sglang.services": "OpenAI",
     },
@@ -135,50 +130,40 @@ _MODULES = {
 
 
 class _Module(types.ModuleType):
-    """A module of the table, whose names are found when they are first used."""
+    """A module of the table, registered as if it had been imported. Its names are found when they
+    are used."""
 
-    __all__: list[str]
-    homes: dict[str, tuple[str, str]]
-
-    def __getattr__(self, name: str) -> object:
-        if name not in self.homes:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        home, there = self.homes[name]
-        value: object = getattr(importlib.import_module(f"sgl_vllm.{home}"), there)
-        setattr(self, name, value)
-        return value
+    def __init__(self, name: str, homes: Mapping[str, str]) -> None:
+        path = f"{__name__}.{name}"
+        super().__init__(path, f"SGLang's `sglang.{name}`.")
+        self.__spec__ = importlib.machinery.ModuleSpec(path, None, is_package=True)
+        self.__path__ = []
+        self.homes = {
+            given: (home, there or given)
+            for home, names in homes.items()
+            for given, _, there in (one.partition("=") for one in names.split())
+        }
+        self.__all__ = sorted(self.homes)
+        sys.modules[path] = self
+        parent, _, last = path.rpartition(".")
+        if parent == __name__:
+            globals().setdefault(last, self)  # `sglang.global_config` is the settings themselves
+        else:
+            sys.modules[parent].add(last, self)
 
     def add(self, name: str, module: types.ModuleType) -> None:
         """Make a submodule an attribute."""
         setattr(self, name, module)
 
-
-_made: dict[str, _Module] = {}
-
-
-def _make(name: str) -> None:
-    """Register one module of the table as if it had been imported."""
-    path = f"{__name__}.{name}"
-    module = _Module(path, f"SGLang's `sglang.{name}`.")
-    module.__spec__ = importlib.machinery.ModuleSpec(path, None, is_package=True)
-    module.__path__ = []
-    module.homes = {}
-    for home, names in _MODULES[name].items():
-        for one in names.split():
-            given, _, there = one.partition("=")
-            module.homes[given] = (home, there or given)
-    module.__all__ = sorted(module.homes)
-    sys.modules[path] = module
-    parent, _, last = name.rpartition(".")
-    if parent:
-        _made[parent].add(last, module)
-    else:
-        globals().setdefault(last, module)  # `sglang.global_config` is the settings themselves
-    _made[name] = module
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.homes:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        home, there = self.homes[name]
+        return getattr(importlib.import_module(f"sgl_vllm.{home}"), there)
 
 
-for _name in _MODULES:
-    _make(_name)
+for _name, _homes in _MODULES.items():
+    _Module(_name, _homes)
 
 _NOT_HERE = {
     "Engine": "use a server (Runtime), vLLM's own LLM class, or sgl_vllm.Engine as a backend",

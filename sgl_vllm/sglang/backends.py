@@ -22,22 +22,13 @@ from sgl_vllm.lang.prompts import TextPrompt
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-_warned: set[str] = set()
-
-
-def deprecated(what: str, instead: str) -> None:
-    """Warn the caller of the caller, once per process."""
-    if what not in _warned:
-        _warned.add(what)
-        warnings.warn(f"{what} is deprecated: {instead}", DeprecationWarning, stacklevel=3)
-
 
 @dataclass(frozen=True)
 class ChatTemplate:
     """A template that SGLang would render chats with. Here it has a name and no effect: the server
     renders chats with the model's own template."""
 
-    name: str
+    name: str = "default"
 
 
 def get_chat_template(name: str) -> ChatTemplate:
@@ -47,16 +38,23 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
     """The template of a model, which is the one that its server has."""
-    return ChatTemplate("default")
+    return ChatTemplate()
 
 
 class BaseBackend(BackendHandle):
     """A backend with SGLang's methods, which are synchronous. `backend` runs the programs."""
 
-    def __init__(self, backend: Backend | None = None, model_name: str = "") -> None:
+    def __init__(
+        self,
+        backend: Backend | None = None,
+        model_name: str = "",
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
         self.model_name = model_name
         self._backend = backend
-        self._chat_template = get_chat_template("default")
+        self._chat_template = ChatTemplate()
+        if chat_template is not None:
+            self.chat_template = chat_template
 
     @property
     def backend(self) -> Backend:
@@ -70,7 +68,12 @@ class BaseBackend(BackendHandle):
 
     @chat_template.setter
     def chat_template(self, template: ChatTemplate) -> None:
-        deprecated("chat_template", "leave it out: the server renders chats with its own template")
+        warnings.warn(
+            "chat_template is deprecated: leave it out, because the server or service renders "
+            "chats with its own template",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         self._chat_template = template
 
     def get_chat_template(self) -> ChatTemplate:
@@ -114,16 +117,16 @@ def server_info_of(backend: Backend) -> dict[str, Any]:
 
 
 class _VLLM(VLLM):
-    """A vLLM server whose certificate the CA file `verify` certifies."""
+    """A vLLM server whose certificate the CA file `verify` certifies, if there is one."""
 
-    def __init__(self, base_url: str, api_key: str | None, verify: str) -> None:
-        super().__init__(base_url, api_key)
-        self._verify = verify
+    verify: str | None = None
 
     def new_client(self) -> AsyncOpenAI:
+        if self.verify is None:
+            return super().new_client()
         import openai
 
-        context = ssl.create_default_context(cafile=self._verify)
+        context = ssl.create_default_context(cafile=self.verify)
         transport = openai.DefaultAsyncHttpxClient(verify=context)
         return super().new_client().with_options(http_client=transport)
 
@@ -143,16 +146,13 @@ class RuntimeEndpoint(BaseBackend):
         verify: str | None = None,
         chat_template_name: str | None = None,
     ) -> None:
-        self._vllm = VLLM(base_url, api_key) if verify is None else _VLLM(base_url, api_key, verify)
-        super().__init__(self._vllm)
+        self._vllm = _VLLM(base_url, api_key)
+        self._vllm.verify = verify
+        template = None if chat_template_name is None else ChatTemplate(chat_template_name)
+        super().__init__(self._vllm, chat_template=template)
         self.base_url = self._vllm.url
         self.api_key = api_key
         self.verify = verify
-        if chat_template_name is not None:
-            deprecated(
-                "chat_template_name", "leave it out: the server renders chats with its own template"
-            )
-            self._chat_template = get_chat_template(chat_template_name)
 
     @cached_property
     def model_info(self) -> dict[str, Any]:
@@ -174,8 +174,7 @@ class RuntimeEndpoint(BaseBackend):
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Have the server compute and cache a text that prompts begin with."""
-        background = background_loop()
-        background.wait_for(background.start(self._vllm.warm(TextPrompt(prefix_str))))
+        background_loop().call(lambda: self._vllm.warm(TextPrompt(prefix_str)))
 
 
 class Runtime(RuntimeEndpoint):

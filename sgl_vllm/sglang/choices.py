@@ -7,9 +7,9 @@ Owns the way between SGLang's lists of ``(logprob, token id, text)`` and the sco
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias  # Any: what a program's own method adds
+from typing import Any, TypeAlias  # Any: what a program's own method adds
 
 from sgl_vllm.lang import choices as core
 from sgl_vllm.protocol.scoring import ChoiceTokens
@@ -49,9 +49,16 @@ class ChoicesSamplingMethod(ABC):
 
 
 class _Known(ChoicesSamplingMethod):
-    """A method that `sgl_vllm` has."""
+    """A method that `sgl_vllm` has. `details` are what SGLang's shows of the choices' tokens and
+    scores beside its arguments."""
 
-    method: ClassVar[core.ChoicesMethod]
+    def __init__(
+        self,
+        method: core.ChoicesMethod,
+        details: Callable[[list[ChoiceTokens], Sequence[float]], dict[str, object]] | None = None,
+    ) -> None:
+        self.method = method
+        self._details = details
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
@@ -69,57 +76,32 @@ class _Known(ChoicesSamplingMethod):
             )
             for given, unconditional in zip(scored["input_token_logprobs"], alone, strict=True)
         ]
-        decision = self._decide(scored["normalized_prompt_logprobs"], tokens)
-        return ChoicesDecision(
-            choices[decision.index], {**scored, **self._details(tokens, decision.scores)}
-        )
-
-    def _decide(self, means: Sequence[float], choices: list[ChoiceTokens]) -> core.Decision:
-        return type(self).method(choices)
-
-    def _details(self, choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
-        return {}
+        if self._details is None:
+            best = core.first_best(scored["normalized_prompt_logprobs"])
+            return ChoicesDecision(choices[best], scored)
+        decision = self.method(tokens)
+        meta_info = {**scored, **self._details(tokens, decision.scores)}
+        return ChoicesDecision(choices[decision.index], meta_info)
 
 
-class TokenLengthNormalized(_Known):
-    """The highest of `normalized_prompt_logprobs`."""
-
-    method = core.token_length_normalized
-
-    def _decide(self, means: Sequence[float], choices: list[ChoiceTokens]) -> core.Decision:
-        return core.Decision(core.first_best(means), tuple(means))
+def _greedy_matrix(choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
+    longest = max(len(choice.logprobs) for choice in choices)
+    pairs = zip(choices, scores, strict=True)
+    matrix = [[*one.logprobs, *[mean] * (longest - len(one.logprobs))] for one, mean in pairs]
+    return {"greedy_logprob_matrix": matrix}
 
 
-class GreedyTokenSelection(_Known):
-    """The most likely token at each position."""
-
-    method = core.greedy_token_selection
-
-    def _details(self, choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
-        longest = max(len(choice.logprobs) for choice in choices)
-        matrix = [
-            [*choice.logprobs, *[mean] * (longest - len(choice.logprobs))]
-            for choice, mean in zip(choices, scores, strict=True)
-        ]
-        return {"greedy_logprob_matrix": matrix}
+def _mean_gains(choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
+    return {"normalized_unconditional_prompt_logprobs": list(scores)}
 
 
-class UnconditionalLikelihoodNormalized(_Known):
-    """The highest mean gain in log-probability through the prompt."""
-
-    method = core.unconditional_likelihood_normalized
-
-    def _details(self, choices: list[ChoiceTokens], scores: Sequence[float]) -> dict[str, object]:
-        return {"normalized_unconditional_prompt_logprobs": list(scores)}
-
-
-token_length_normalized = TokenLengthNormalized()
-greedy_token_selection = GreedyTokenSelection()
-unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+token_length_normalized = _Known(core.token_length_normalized)
+greedy_token_selection = _Known(core.greedy_token_selection, _greedy_matrix)
+unconditional_likelihood_normalized = _Known(core.unconditional_likelihood_normalized, _mean_gains)
 
 
 @dataclass(frozen=True)
-class OwnMethod:
+class _OwnMethod:
     """A program's own method for these `texts`, as the language calls it."""
 
     method: ChoicesSamplingMethod
@@ -143,9 +125,12 @@ class OwnMethod:
             raise ValueError(
                 f"{type(self.method).__name__} chose {made.decision!r}: return one of the choices"
             )
-        return core.Decision(
-            self.texts.index(made.decision), tuple(means), dict(made.meta_info or {})
-        )
+        index = self.texts.index(made.decision)
+        return core.Decision(index, tuple(means), made.meta_info or {})
+
+
+def _entries(logprobs: Sequence[float | None], ids: Sequence[int]) -> TokenLogprobs:
+    return [(logprob, token, None) for logprob, token in zip(logprobs, ids, strict=False)]
 
 
 def as_core_method(
@@ -153,9 +138,5 @@ def as_core_method(
 ) -> core.ChoicesMethod:
     """`method` as the language calls it, for a select among `texts`."""
     if isinstance(method, _Known):
-        return type(method).method
-    return OwnMethod(method, texts) if isinstance(method, ChoicesSamplingMethod) else method
-
-
-def _entries(logprobs: Sequence[float | None], ids: Sequence[int]) -> TokenLogprobs:
-    return [(logprob, token, None) for logprob, token in zip(logprobs, ids, strict=False)]
+        return method.method
+    return _OwnMethod(method, texts) if isinstance(method, ChoicesSamplingMethod) else method

@@ -1,4 +1,5 @@
-"""SGLang's functions that programs are made of, where their meaning differs from `sgl_vllm`'s."""
+"""SGLang's programs, and the functions that they are made of, where their meaning differs from
+`sgl_vllm`'s."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, overload  # Any: arguments of the user's function, and JSON
+from typing import Any, Self, overload  # Any: arguments of the user's function, and JSON
 
 from sgl_vllm.lang import api as core
 from sgl_vllm.lang import settings
@@ -16,13 +17,72 @@ from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Choices, Reader, choices_of
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.program import Program
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.sglang.backends import BaseBackend, server_info_of
 from sgl_vllm.sglang.choices import ChoicesSamplingMethod, as_core_method, token_length_normalized
-from sgl_vllm.sglang.programs import SglFunction
+from sgl_vllm.sglang.states import ProgramState
+
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r"\"[\w\d\s]*\""
 
 _GEN = inspect.signature(core.gen)
+
+
+class SglFunction(Program):
+    """A program that runs with SGLang's meanings; made by `function`."""
+
+    state_class = ProgramState
+
+    @property
+    def bind_arguments(self) -> dict[str, Any]:
+        """The arguments fixed by `bind`."""
+        return self.bound
+
+    def bind(self, /, **kwargs: Any) -> SglFunction:
+        """As `sgl_vllm.Program.bind`."""
+        bound = super().bind(**kwargs)
+        assert isinstance(bound, SglFunction)
+        return bound
+
+    def _with_default_n(self, options: dict[str, Any]) -> Self:
+        """This program with the option `n`, which is removed, as the default of every `gen`. If
+        the function has a parameter of that name, `n` is its argument."""
+        if "n" in self.arg_names or "n" not in options:
+            return self
+        program = type(self)(self.func, self.bound, self.num_api_spec_tokens)
+        program.default_sampling = replace(DEFAULT_SAMPLING, n=options.pop("n"))
+        return program
+
+    def run(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As `sgl_vllm.Program.run`, also with `n`, the default of every `gen`."""
+        return super(SglFunction, self._with_default_n(kwargs)).run(*args, **kwargs)
+
+    def run_batch(self, batch_kwargs: Any, **kwargs: Any) -> Any:
+        """As `sgl_vllm.Program.run_batch`, also with `n`, the default of every `gen`."""
+        return super(SglFunction, self._with_default_n(kwargs)).run_batch(batch_kwargs, **kwargs)
+
+    def trace(self, /, *args: Any, backend: Any = None, **known: Any) -> TracedProgram:
+        """As `sgl_vllm.Program.trace`."""
+        return TracedProgram(**vars(super().trace(*args, **known)))
+
+
+class TracedProgram(Graph):
+    """A program's graph, with the names of SGLang's traces."""
+
+    @property
+    def last_node(self) -> TracedProgram:
+        """The end of the program, from which the graph can be shown: the graph itself."""
+        return self
+
+    def print_graph_dfs(self) -> str:
+        """The graph as text."""
+        return str(self)
 
 
 @overload
@@ -32,13 +92,10 @@ def function(
     func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
 @suggests
-def function(
-    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
-) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """As `sgl_vllm.function`; the program runs with SGLang's meanings."""
-    if func is not None:
-        return SglFunction(func, num_api_spec_tokens=num_api_spec_tokens)
-    return functools.partial(SglFunction, num_api_spec_tokens=num_api_spec_tokens)
+    make = functools.partial(SglFunction, num_api_spec_tokens=num_api_spec_tokens)
+    return make if func is None else make(func)
 
 
 @deferrable

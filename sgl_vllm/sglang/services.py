@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official 
 from sgl_vllm.lang.backends import anthropic_service, litellm_service, openai_service
 from sgl_vllm.lang.backends.base import Backend, Json
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
+from sgl_vllm.lang.backends.scoreless import ScorelessBackend
 from sgl_vllm.lang.constraints import dtype_constraint
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Message, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
-from sgl_vllm.sglang.backends import BaseBackend, ChatTemplate, deprecated
+from sgl_vllm.sglang.backends import BaseBackend, ChatTemplate
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -27,49 +28,33 @@ if TYPE_CHECKING:
 GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai"
 
 
-def _as_user_turn(prompt: Prompt) -> Prompt:
-    """`prompt`; without roles, as one user turn that the assistant is to answer."""
-    if isinstance(prompt, TextPrompt):
-        return ChatPrompt((Message("user", prompt.text),), "generate")
-    return prompt
+class _TakesText(ScorelessBackend):
+    """A chat service to which a prompt without roles is sent as one user turn."""
 
-
-class _Anthropic(anthropic_service.Anthropic):
     def prompt_body(self, prompt: Prompt) -> Json:
-        return super().prompt_body(_as_user_turn(prompt))
+        if isinstance(prompt, TextPrompt):
+            prompt = ChatPrompt((Message("user", prompt.text),), "generate")
+        return super().prompt_body(prompt)
 
 
-class _Gemini(openai_service.OpenAI):
-    def prompt_body(self, prompt: Prompt) -> Json:
-        return super().prompt_body(_as_user_turn(prompt))
+class _Anthropic(_TakesText, anthropic_service.Anthropic):
+    pass
 
 
-class _LiteLLM(litellm_service.LiteLLM):
-    def prompt_body(self, prompt: Prompt) -> Json:
-        return super().prompt_body(_as_user_turn(prompt))
+class _Gemini(_TakesText, openai_service.OpenAI):
+    pass
+
+
+class _LiteLLM(_TakesText, litellm_service.LiteLLM):
+    pass
 
 
 class Anthropic(BaseBackend):
-    """A model of Anthropic's. A prompt without roles is sent as one user turn."""
+    """A model of Anthropic's. A prompt without roles is sent as one user turn. `options` are
+    `api_key`, `base_url` and `max_retries`."""
 
-    @suggests
-    def __init__(
-        self,
-        model_name: str,
-        *,
-        api_key: str | None = None,
-        base_url: str | None = None,
-        timeout: float = 600.0,
-        max_retries: int = 2,
-    ) -> None:
-        backend = _Anthropic(
-            model_name,
-            api_key=api_key,
-            base_url=base_url,
-            timeout_s=timeout,
-            max_retries=max_retries,
-        )
-        super().__init__(backend, model_name)
+    def __init__(self, model_name: str, *, timeout: float = 600.0, **options: Any) -> None:
+        super().__init__(_Anthropic(model_name, timeout_s=timeout, **options), model_name)
 
 
 class LiteLLM(BaseBackend):
@@ -84,20 +69,13 @@ class LiteLLM(BaseBackend):
         chat_template: ChatTemplate | None = None,
         *,
         timeout: float = 600.0,
-        max_retries: int = 2,
         default_headers: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        if chat_template is not None:
-            deprecated("chat_template", "leave it out: the service has its own template")
-        given = {"extra_headers": default_headers, **options}
-        backend = _LiteLLM(
-            model_name,
-            timeout_s=timeout,
-            max_retries=max_retries,
-            **{name: value for name, value in given.items() if value is not None},
+        given = _given(extra_headers=default_headers, **options)
+        super().__init__(
+            _LiteLLM(model_name, timeout_s=timeout, **given), model_name, chat_template
         )
-        super().__init__(backend, model_name)
 
 
 class VertexAI(BaseBackend):
@@ -112,14 +90,13 @@ class VertexAI(BaseBackend):
     @suggests
     def __init__(self, model_name: str, safety_settings: Any = None) -> None:
         backend: Backend
-        if os.environ.get("GCP_PROJECT_ID") is not None:
-            options = {
-                "vertex_project": os.environ["GCP_PROJECT_ID"],
-                "vertex_location": os.environ.get("GCP_LOCATION"),
-                "safety_settings": safety_settings,
-            }
-            given = {name: value for name, value in options.items() if value is not None}
-            backend = _LiteLLM(f"vertex_ai/{model_name}", **given)
+        if (project := os.environ.get("GCP_PROJECT_ID")) is not None:
+            options = _given(
+                vertex_project=project,
+                vertex_location=os.environ.get("GCP_LOCATION"),
+                safety_settings=safety_settings,
+            )
+            backend = _LiteLLM(f"vertex_ai/{model_name}", **options)
         elif (key := os.environ.get("GEMINI_API_KEY")) is not None:
             backend = _Gemini(model_name, base_url=GEMINI_URL, api_key=key, is_chat_model=True)
         else:
@@ -127,10 +104,18 @@ class VertexAI(BaseBackend):
         super().__init__(backend, model_name)
 
 
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 # --- OpenAI --------------------------------------------------------------------------------------
 
-_INT = dtype_constraint("int")[0]
-_STR = dtype_constraint("str")[0]
+_LITERALS = {
+    dtype_constraint("int")[0]: (r"\s*([-+]?[0-9]+)", (" ", "\n")),
+    dtype_constraint("str")[0]: (r'\s*("[^"]*")', ("\n",)),
+}
+"""What a text begins with, and the stops that end it."""
 
 
 @dataclass
@@ -189,23 +174,19 @@ class _OpenAI(openai_service.OpenAI):
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         request = replace(request, prompt=self._accepted(request.prompt))
-        if self.is_chat_model or request.constraint not in (_INT, _STR):
+        if self.is_chat_model or request.constraint not in _LITERALS:
             return await super().generate(request)
-        is_int = request.constraint == _INT
-        sampling = replace(request.sampling, stop=(" ", "\n") if is_int else ("\n",))
-        answer = await super().generate(
-            replace(request, sampling=sampling, constraint=None, watch=None)
-        )
-        texts = tuple(
-            replace(text, text=self._literal(text.text, r"[-+]?[0-9]+" if is_int else r'"[^"]*"'))
-            for text in answer.texts
-        )
+        pattern, stop = _LITERALS[request.constraint]
+        sampling = replace(request.sampling, stop=stop)
+        asked = replace(request, sampling=sampling, constraint=None, watch=None)
+        answer = await super().generate(asked)
+        texts = tuple(replace(one, text=self._literal(one.text, pattern)) for one in answer.texts)
         if request.watch is not None:
             request.watch(texts[0].text, None)
         return replace(answer, texts=texts)
 
     def _literal(self, text: str, pattern: str) -> str:
-        found = re.match(rf"\s*({pattern})", text)
+        found = re.match(pattern, text)
         if found is None:
             raise BackendError(
                 f"{self.name} answered {text!r}, which does not begin with a literal of the dtype: "
@@ -217,10 +198,9 @@ class _OpenAI(openai_service.OpenAI):
 class OpenAI(BaseBackend):
     """A model of OpenAI's, of Azure's (`is_azure`), or of a server with the same API (`base_url`).
 
-    `token_usage` counts the tokens of all calls. Of the options of the official client, `api_key`,
-    `base_url`, `organization`, `project`, `timeout`, `max_retries`, `default_headers`,
-    `default_query` and `http_client` are accepted, for Azure also `azure_endpoint`,
-    `azure_deployment`, `api_version` and `azure_ad_token`. `chat_template` has no effect.
+    `token_usage` counts the tokens of all calls. `options` are those of the official client: for
+    example `organization`, `max_retries`, `default_headers`, and for Azure `api_version`.
+    `chat_template` has no effect.
     """
 
     def __init__(
@@ -233,16 +213,10 @@ class OpenAI(BaseBackend):
         api_key: str | None = None,
         base_url: str | None = None,
         timeout: float = 600.0,
-        max_retries: int = 2,
         azure_endpoint: str | None = None,
         azure_deployment: str | None = None,
-        api_version: str | None = None,
-        azure_ad_token: str | None = None,
-        **client_options: Any,
+        **options: Any,
     ) -> None:
-        if chat_template is not None:
-            deprecated("chat_template", "leave it out: the service has its own template")
-        options = {"timeout": timeout, "max_retries": max_retries, **client_options}
         if is_azure:
             endpoint = azure_endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT")
             if base_url is None and endpoint is None:
@@ -253,13 +227,12 @@ class OpenAI(BaseBackend):
                 f"{str(endpoint).rstrip('/')}/openai/deployments/{azure_deployment or model_name}"
             )
             api_key = api_key or os.environ.get("AZURE_OPENAI_API_KEY")
-            options |= {"api_version": api_version, "azure_ad_token": azure_ad_token}
 
         def client(**address: Any) -> AsyncOpenAI:
             import openai
 
             kind = openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI
-            return suggests(kind)(**address, **options)
+            return suggests(kind)(**address, timeout=timeout, **options)
 
         self._openai = _OpenAI(
             model_name,
@@ -268,9 +241,8 @@ class OpenAI(BaseBackend):
             base_url=base_url,
             is_chat_model=is_chat_model,
             timeout_s=timeout,
-            max_retries=max_retries,
         )
-        super().__init__(self._openai, model_name)
+        super().__init__(self._openai, model_name, chat_template)
 
     @property
     def is_chat_model(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any  # Any: values of the user's types, and JSON
 from sgl_vllm.lang.backends.requests import TokenLogprob
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.ir import Expr, Role, VariableExpr, name_of
+from sgl_vllm.lang.ir import Role, VariableExpr, name_of
 from sgl_vllm.lang.state import ProgramState as CoreState
 from sgl_vllm.lang.transcript import (
     GenMeta,
@@ -113,13 +113,12 @@ class ProgramState(CoreState):
 
 
 class StreamExecutor:
-    """What programs read of SGLang's executor: what has run so far, without waiting, and the
-    methods of `ProgramState`."""
+    """What programs read of SGLang's executor: what has run so far, without waiting. It has the
+    methods of `ProgramState`, too."""
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
         self._stream = state._stream
-        self.sid = state._stream.run.id
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
@@ -170,13 +169,6 @@ class StreamExecutor:
         """What ended the program."""
         return self._stream.error
 
-    def submit(self, expr: Expr | str) -> None:
-        """Append to the prompt."""
-        self._stream.append(expr)
-
-    def end(self) -> None:
-        """Does nothing: a prompt holds no thread."""
-
 
 def _event_of(future: Future[Any]) -> threading.Event:
     event = threading.Event()
@@ -210,15 +202,18 @@ def _meta_info(variable: Variable) -> dict[str, Any]:
 
 def _of_gen(meta: GenMeta) -> dict[str, Any]:
     """With n > 1, the reasons and the output's tokens are lists with an entry per text."""
-    reasons = [_reason(reason, meta.usage) for reason in meta.finish_reason]
-    tokens = [_tokens(text, meta.with_text) for text in meta.output_token_logprobs]
-    tops = [_tops(text, meta.with_text) for text in meta.output_token_logprobs]
-    is_list = len(reasons) > 1
+    texts = [
+        {
+            "finish_reason": _reason(reason, meta.usage),
+            "output_token_logprobs": _tokens(tokens, meta.with_text),
+            "output_top_logprobs": _tops(tokens, meta.with_text),
+        }
+        for reason, tokens in zip(meta.finish_reason, meta.output_token_logprobs, strict=True)
+    ]
+    of_output = {name: [text[name] for text in texts] for name in texts[0]}
     return {
         "id": meta.request_id,
-        "finish_reason": reasons if is_list else reasons[0],
-        "output_token_logprobs": tokens if is_list else tokens[0],
-        "output_top_logprobs": tops if is_list else tops[0],
+        **(of_output if len(texts) > 1 else texts[0]),
         "input_token_logprobs": _tokens(meta.prompt_logprobs, meta.with_text),
         "input_top_logprobs": _tops(meta.prompt_logprobs, meta.with_text),
         **_counts(meta.usage),

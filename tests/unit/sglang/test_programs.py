@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -61,18 +60,10 @@ def rename(language: Any) -> Any:
 
 def test_join_gathers_only_names_that_are_new_to_the_parent(server: FakeServer, endpoint) -> None:
     server.reply = lambda prompt: "w"
-    theirs, ours = rename(sgl).run(), rename(core).run()
-    assert (theirs["mood"], theirs["word"]) == ("calm", ["w", "w"])
+    for program in (rename(sgl), rename(sgl).compile()):
+        assert [program.run()[name] for name in ("mood", "word")] == ["calm", ["w", "w"]]
+    ours = rename(core).run()
     assert (ours["mood"], ours["word"]) == (["angry", "angry"], ["w", "w"])
-
-
-@pytest.mark.parametrize("language, mood", [(sgl, "calm"), (core, ["angry", "angry"])])
-def test_a_compiled_program_gathers_the_same_names(
-    server: FakeServer, endpoint, language: Any, mood: object
-) -> None:
-    server.reply = lambda prompt: "w"
-    state = rename(language).compile().run()
-    assert (state["mood"], state["word"]) == (mood, ["w", "w"])
 
 
 def test_a_group_has_its_states_and_their_parent(server: FakeServer, endpoint) -> None:
@@ -120,19 +111,13 @@ def test_a_typed_text_that_was_cut_is_the_variable(server: FakeServer, endpoint)
     assert program.run()["city"] == City(name="Paris")
 
 
-def test_dtype_wins_over_regex_with_a_warning() -> None:
+def test_options_have_sglangs_meanings() -> None:
     with pytest.warns(UserWarning, match="regex is ignored"):
         made = sgl.gen("x", dtype=int, regex="a+")
     assert made == sgl.gen("x", dtype=int)
-
-
-def test_no_tokens_are_one_token(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s):
-        s += "Say: " + sgl.gen("none", max_tokens=0)
-
-    program.run()
-    assert server.calls[0]["max_tokens"] == 1
+    assert sgl.gen("x", max_tokens=0) == sgl.gen("x", max_tokens=1)
+    assert sgl.select("x", ["a", "b"], temperature=0.7) == sgl.select("x", ["a", "b"])
+    assert sgl.gen("x", json_schema="{}").parse is None
 
 
 # --- select --------------------------------------------------------------------------------------
@@ -201,10 +186,6 @@ def test_sglangs_methods_are_called_with_its_keywords() -> None:
     assert normalized.meta_info is not None
     gains = normalized.meta_info["normalized_unconditional_prompt_logprobs"]
     assert gains == pytest.approx([-0.2, 0.6, -0.25 / 3])
-
-
-def test_the_temperature_of_a_select_is_ignored() -> None:
-    assert sgl.select("x", ["a", "b"], temperature=0.7) == sgl.select("x", ["a", "b"])
 
 
 # --- meta information ----------------------------------------------------------------------------
@@ -318,12 +299,3 @@ def test_the_executor_shows_what_has_run(server: FakeServer, endpoint) -> None:
     assert executor.meta_info["answer"]["finish_reason"]["type"] == "stop"
     assert (executor.cur_role, executor.error_, executor.is_finished) == (None, None, True)
     assert str(state) == "ProgramState(Hello.Hi.)"
-
-
-def test_a_json_schema_given_as_text_stays_text(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s):
-        s += "City: " + sgl.gen("city", json_schema=json.dumps({"type": "object"}))
-
-    server.reply = lambda prompt: "{}"
-    assert program.run()["city"] == "{}"
