@@ -30,6 +30,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.preview.engine",
     "sgl_vllm.preview.layers",
     "sgl_vllm.preview.gpu",
+    "sgl_vllm.preview.resolve",
     "sgl_vllm.programs.programs",
     "sgl_vllm.radix.groups",
     "sgl_vllm.radix.pool",

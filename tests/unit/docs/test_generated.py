@@ -45,10 +45,7 @@ def test_every_counter_has_a_unit_a_sentence_and_names_of_its_own() -> None:
             assert one.unit, (section, one.key)
             assert one.help[0].isupper() and one.help.endswith("."), one
     samples = Counter(
-        (name, one.labels, one.kind)
-        for _, one in declared
-        for name in (one.metric, one.old_metric)
-        if name is not None
+        (one.metric, one.labels, one.kind) for _, one in declared if one.metric is not None
     )
     keys = Counter((section, one.key) for section, one in declared)
     assert {*samples.values(), *keys.values()} == {1}

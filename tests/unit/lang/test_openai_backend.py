@@ -396,9 +396,11 @@ def test_a_chat_chooses_within_a_schema_and_says_so_once(service, chat, caplog):
 
 
 def test_a_recorded_chat_refuses_the_same_methods(service, chat, tmp_path):
-    with sgl.Recorder(chat, tmp_path / "run.jsonl") as recorder:
-        with pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"):
-            pick.run(["a", "b"], sgl.unconditional_likelihood_normalized, backend=recorder)
+    with (
+        sgl.Recorder(chat, tmp_path / "run.jsonl") as recorder,
+        pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"),
+    ):
+        pick.run(["a", "b"], sgl.unconditional_likelihood_normalized, backend=recorder)
     assert service.requests == []
 
 
