@@ -12,7 +12,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -173,6 +175,49 @@ def test_links_of_the_long_description_lead_to_the_sources_of_this_version(
     assert pictures == [f"{source}/raw/{version}/docs/{name}" for name in names]
 
 
+def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
+    wheel, sdist = built
+    assert wheel.name.startswith(f"sgl_vllm-{sgl_vllm.__version__}-py3")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"sgl_vllm"}
+    assert {"sgl_vllm/py.typed", "sgl_vllm/commands/cli.py", "sgl_vllm/_guard.py"} <= set(names)
+    assert "sgl_vllm/demo/model/config.json" in names
+    assert "sgl_vllm/demo/model/model.safetensors" in names
+    kernels = {name for name in names if name.startswith("sgl_vllm/kernels/")}
+    assert kernels == {f"sgl_vllm/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
+    for folder in ("deploy", "examples"):
+        files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+        found = {path.relative_to(ROOT) for path in files if path.suffix != ".pyc"}
+        assert {f"sgl_vllm/shipped/{path}" for path in found} <= set(names)
+    pages = {path for path in (ROOT / "sgl_vllm" / "pages").rglob("*.*") if path.suffix != ".pyc"}
+    assert {str(path.relative_to(ROOT)) for path in pages} <= set(names)
+    assert "sgl_vllm/pages/tree/tree.css" in names
+    shipped = "sgl_vllm/shipped/benchmarks/"
+    assert {f"{shipped}report/page.html", f"{shipped}results/counts.json"} <= set(names)
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"kernels/__init__.py", "sgl_vllm/__init__.py", "pyproject.toml"} <= inside
+
+
+def test_an_editable_installation_finds_the_kernels_in_the_checkout(
+    tmp_path: Path,
+) -> None:
+    source, site = copy_of_sources(tmp_path / "source"), tmp_path / "site"
+    hook = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", hook], cwd=source, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    code = (
+        f"import site, sys; sys.path += {[str(site), sysconfig.get_path('purelib')]!r}\n"
+        f"site.addsitedir({str(site)!r})\n"
+        "import sgl_vllm, sgl_vllm.kernels; print(sgl_vllm.__file__, sgl_vllm.kernels.__file__)"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    places = [source / "sgl_vllm" / "__init__.py", source / "kernels" / "__init__.py"]
+    assert answer.stdout.split() == [str(place) for place in places], answer.stderr
+
+
 @pytest.mark.parametrize("extra", ["", "server"])
 def test_nothing_heavy_is_required(built: tuple[Path, Path], extra: str) -> None:
     needed = requirements_of(built[0], extra)
@@ -198,7 +243,6 @@ def test_examples_and_benchmarks_come_with_it(client: Environment) -> None:
     client.run("sgl-vllm", "examples", "all", "--copy", "copies")
     assert (client.folder / "copies" / "tutorial.ipynb").is_file()
     assert "\nab " in f"\n{client.run('sgl-vllm', 'bench')}"
-    assert "--model" in client.run("sgl-vllm", "bench", "ab", "--help")
 
 
 def test_next_to_vllm_all_parts_are_found(next_to_vllm: Environment) -> None:

@@ -93,6 +93,7 @@ def test_a_shape_model_loads_and_writes_tokens_that_have_text(
     assert top.values[0] > top.values[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen3-next"])
 def test_shapes_with_layers_of_several_kinds_load_with_all_their_weights(
     name: str, tmp_path: Path
@@ -110,6 +111,7 @@ def test_shapes_with_layers_of_several_kinds_load_with_all_their_weights(
     assert (top[:, 0] - top[:, 1]).median() > 0.01
 
 
+@pytest.mark.slow
 def test_the_vision_shape_reads_an_image_as_as_many_tokens_as_it_says(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (90, 40), "red")
     shape = models.SHAPES["vlm-tiny"]

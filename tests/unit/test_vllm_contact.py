@@ -13,6 +13,8 @@ from tests.vllm_copies import Edit, copy_of_vllm
 from tools.vllm_contact.contact import Problem, contact_problems
 from tools.vllm_contact.ours import UnknownTarget
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULER = "v1/core/sched/scheduler.py"
 POOL = "v1/core/block_pool.py"
