@@ -163,7 +163,7 @@ class Batch:
         else:
             future.set_exception(error)
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def _in_thread(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         call = functools.partial(function, *args, **kwargs)
         return await background_loop().in_body_thread(call, self._threads)
 

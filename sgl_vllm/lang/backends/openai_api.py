@@ -83,15 +83,17 @@ def streamed(body: Json) -> Json:
     return {"stream": True, "stream_options": {"include_usage": True}, **body}
 
 
-_OPTIONS = """max_new_tokens min_new_tokens n stop stop_token_ids temperature top_p top_k min_p
-    frequency_penalty presence_penalty ignore_eos"""
+_OPTIONS = (
+    *("max_new_tokens", "min_new_tokens", "n", "stop", "stop_token_ids", "temperature", "top_p"),
+    *("top_k", "min_p", "frequency_penalty", "presence_penalty", "ignore_eos"),
+)
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 def sampling_body(sampling: Sampling, *, chat: bool) -> Json:
     """Sampling options under the names of vLLM's API. All are sent, because the server may have
     other defaults."""
-    body: Json = {_NAMES.get(name, name): getattr(sampling, name) for name in _OPTIONS.split()}
+    body: Json = {_NAMES.get(name, name): getattr(sampling, name) for name in _OPTIONS}
     if sampling.return_logprob and chat:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs_num}
     elif sampling.return_logprob:
@@ -110,11 +112,14 @@ def read_generated(choice: Json) -> Generated:
         text = _checked_text(choice["message"]["content"])
         tokens = _chat_logprobs(logprobs.get("content") or ())
         return Generated(text, finish_reason, tokens, reasoning=_reasoning(choice["message"]))
-    return Generated(_checked_text(choice["text"]), finish_reason, _completion_logprobs(logprobs))
+    text = choice["text"]
+    if text is None:
+        raise TypeError("a completion has no text")
+    return Generated(_checked_text(text), finish_reason, _completion_logprobs(logprobs))
 
 
 def _checked_text(text: object) -> str:
-    """A text of an answer, which may be null. TypeError for anything else."""
+    """A text of a chat, or of a chunk, which may be null. TypeError for anything else."""
     if not isinstance(text, str | None):
         raise TypeError("a text is not a string")
     return text or ""
@@ -191,7 +196,7 @@ class AssembledAnswer(Assembled):
 
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
-        self._text = ""
+        self._pieces: list[str] = []
         self._reasoning = ""
         self._logprobs: dict[str, list[Any]] = {}  # as in the answer: unchecked JSON
         self._usage: Json | None = None
@@ -211,11 +216,12 @@ class AssembledAnswer(Assembled):
         if self._chat:
             self._reasoning += _reasoning(choice["delta"]) or ""
         piece = _checked_text(choice["delta"].get("content") if self._chat else choice["text"])
-        self._text += piece
+        self._pieces.append(piece)
         return piece
 
     def answer(self) -> Json:
+        text = "".join(self._pieces)
         choice: Json = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
-        message = {"content": self._text, "reasoning": self._reasoning}
-        choice |= {"message": message} if self._chat else {"text": self._text}
+        message = {"content": text, "reasoning": self._reasoning}
+        choice |= {"message": message} if self._chat else {"text": text}
         return {"id": self._id, "choices": [choice], "usage": self._usage}
