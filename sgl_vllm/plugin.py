@@ -33,7 +33,6 @@ import logging
 import os
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 # Any: arguments of vLLM's, and options as JSON
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -42,8 +41,7 @@ from sgl_vllm import flags
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.flags import PLUGIN_NAME, ActivationError
 from sgl_vllm.vllm_api.patching import add_method, wrap
-from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
-from sgl_vllm.vllm_api.versions import installation_problem
+from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -83,15 +81,6 @@ def _no_engine() -> EngineCore | None:
 
 _starting: Callable[[], EngineCore | None] = _no_engine
 """The engine core whose `__init__` runs in this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartStatus:
-    """Whether a part works with the installed vLLM; `reason` says why it does not."""
-
-    name: str
-    on: bool
-    reason: str
 
 
 @runtime_checkable
@@ -379,17 +368,3 @@ def _require_supported() -> None:
         import sgl_vllm.scheduler.scheduler  # noqa: F401
     except (ImportError, AttributeError) as error:
         raise flags.unusable(f"this vLLM lacks what every part needs ({error})") from error
-
-
-def probe_parts() -> list[PartStatus]:
-    """Whether each part finds its hooks in the installed vLLM. Cost: see `probe.missing_hooks`.
-
-    A model or configuration can rule out more; the scheduler logs that when it starts.
-    """
-    problem = installation_problem()
-    if problem is not None:
-        return [PartStatus("server", False, problem)]
-    return [
-        PartStatus(part, not missing, f"this vLLM lacks {', '.join(missing)}" if missing else "")
-        for part, missing in ((part, missing_hooks(part)) for part in PARTS)
-    ]

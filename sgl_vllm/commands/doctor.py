@@ -1,9 +1,8 @@
 """`sgl-vllm doctor`: what is installed, which parts can be on, and how to repair the rest.
 
 Owns the known problems of an installation and their remedies. Why a part is off is
-`plugin.probe_parts`'s to say, or, for a model and flags, `doctor_model`'s. Both run in a separate
-process, because importing vLLM takes seconds, logs, and can crash. An installation without vLLM is
-a healthy client.
+`probe.missing_hooks`'s to say, or, for a model and flags, `doctor_model`'s. An installation without
+vLLM is a healthy client.
 """
 
 from __future__ import annotations
@@ -24,17 +23,11 @@ from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
 from sgl_vllm.commands.arguments import PrintsJson, argument, flag
 from sgl_vllm.commands.terminal import Misused
-from sgl_vllm.preview.outlook import AS_ON_GPU, MARK
+from sgl_vllm.preview.outlook import AS_ON_GPU
 from sgl_vllm.vllm_api import metadata_shim, versions
-from sgl_vllm.vllm_api.probe import PARTS
+from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 
 FLAGS_FOLLOW = True
-PROBE = f"""
-import dataclasses, json
-from sgl_vllm.plugin import probe_parts
-print({MARK!r} + json.dumps([dataclasses.asdict(part) for part in probe_parts()]))
-"""
-
 
 DESCRIPTION = """\
 Without a model, checks this Python environment: the versions, which parts of
@@ -146,7 +139,7 @@ class Report:
 
 
 def examine() -> Report:
-    """Checks this interpreter's environment. Takes seconds where vLLM is installed."""
+    """Checks this interpreter's environment."""
     vllm = versions.installed_vllm()
     problems = list(_problems_of_installation(vllm))
     notes = []
@@ -159,17 +152,12 @@ def examine() -> Report:
     else:
         if message := versions.unsupported_message(vllm):
             notes.append(message)
-        try:
-            parts += probe_parts()
-        except doctor_model.NoAnswer as failure:
-            parts += [Part(name, False, "unknown: the plugin cannot be loaded") for name in PARTS]
-            problems.append(Problem(str(failure), "python -c 'import sgl_vllm.plugin'"))
+        lacking = {name: ", ".join(missing_hooks(name)) for name in PARTS}
+        parts += [
+            Part(name, not missing, f"this vLLM lacks {missing}" if missing else "")
+            for name, missing in lacking.items()
+        ]
     return Report(_components(vllm), parts, problems, notes)
-
-
-def probe_parts() -> list[Part]:
-    """`plugin.probe_parts()` of this environment. Raises `doctor_model.NoAnswer`."""
-    return [Part(**part) for part in doctor_model.answer_of("-c", PROBE)]
 
 
 def repair(report: Report) -> list[str]:
@@ -267,12 +255,11 @@ def _print(report: Report, console: Console) -> None:
     console.print("[bold]Installed[/bold]")
     console.print(installed)
 
-    parts = Table(box=None, pad_edge=False, show_header=False)
-    for part in report.parts:
-        state = "[green]on[/green]" if part.on else "[yellow]off[/yellow]"
-        parts.add_row(part.name, state, escape(part.reason))
+    states = {True: ("on", "green"), False: ("off", "yellow")}
     console.print("\n[bold]Parts[/bold]")
-    console.print(parts)
+    console.print(
+        doctor_model.parts_table((one.name, *states[one.on], one.reason) for one in report.parts)
+    )
 
     for note in report.notes:
         console.print(f"\n{note}", highlight=False, markup=False, soft_wrap=True)

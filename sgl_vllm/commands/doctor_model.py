@@ -10,14 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any  # Any: JSON
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sgl_vllm.commands.terminal import Misused
+from sgl_vllm.commands.terminal import Misused, plural
 from sgl_vllm.preview.outlook import AS_ON_GPU, MARK, Outlook, State
 from sgl_vllm.vllm_api import versions
 
@@ -32,11 +31,8 @@ class NoAnswer(Exception):
 
 
 def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) -> int:
-    """The exit status: 0 if nothing is off but by its option, 1 if a part is, 2 without an answer.
-
-    Raises:
-        subprocess.SubprocessError: the other process cannot be started.
-    """
+    """The exit status: 0 if nothing is off but by its option, 1 if a part is, 2 without an
+    answer."""
     try:
         outlook = ask(model, flags, as_on_gpu=as_on_gpu)
     except NoAnswer as error:
@@ -59,41 +55,39 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool = False) -> Outlook
     """
     if problem := versions.installation_problem():
         raise NoAnswer(problem)
-    values = answer_of("-m", "sgl_vllm.preview", *[AS_ON_GPU] * as_on_gpu, model, *flags)
-    if refusal := values.get("refused"):
-        raise NoAnswer(refusal)
-    return Outlook.from_json(values)
-
-
-def answer_of(*words: str) -> Any:
-    """What Python prints as JSON after `MARK`, among what vLLM logs, when it is run like this.
-
-    Raises:
-        NoAnswer: nothing, or not in time.
-    """
+    command = [sys.executable, "-m", "sgl_vllm.preview", *[AS_ON_GPU] * as_on_gpu, model, *flags]
     environment = {"VLLM_LOGGING_LEVEL": "ERROR"} | os.environ
     try:
         answer = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            env=environment,
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
         )
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"vLLM and the plugin did not answer within {TIMEOUT_S} s") from None
-    for line in answer.stdout.splitlines():
-        if line.startswith(MARK):
-            return json.loads(line.removeprefix(MARK))
-    errors = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-    raise NoAnswer(f"vLLM and the plugin cannot be loaded here: {errors[-1]}")
+    found = [line for line in answer.stdout.splitlines() if line.startswith(MARK)]
+    if not found:
+        errors = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
+        raise NoAnswer(f"vLLM and the plugin cannot be loaded here: {errors[-1]}")
+    values = json.loads(found[0].removeprefix(MARK))
+    if refusal := values.get("refused"):
+        raise NoAnswer(refusal)
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Outlook).validate_python(values)
+
+
+def parts_table(parts: Iterable[tuple[str, str, str, str]]) -> Table:
+    """A line for each part: its name, its state and a color for that, and the reason."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, state, color, reason in parts:
+        table.add_row(name, f"[{color}]{state}[/{color}]", escape(reason))
+    return table
 
 
 def show(outlook: Outlook, console: Console) -> None:
     """The outlook as a table."""
     scheduling = "asynchronous" if outlook.is_async else "synchronous"
     groups = "\n".join(
-        f"{_counted(same.num_groups, 'group')} of {same.kind}, {_counted(same.num_layers, 'layer')}"
+        f"{plural(same.num_groups, 'group')} of {same.kind}, {plural(same.num_layers, 'layer')}"
         f", blocks of {same.block_size} tokens"
         for same in outlook.kv_cache
     )
@@ -104,28 +98,20 @@ def show(outlook: Outlook, console: Console) -> None:
     engine.add_row("KV cache", groups or "none")
     console.print(engine, highlight=False)
 
-    parts = Table(box=None, pad_edge=False, show_header=False)
-    for part in outlook.parts:
-        color = COLORS[part.state]
-        parts.add_row(part.name, f"[{color}]{part.state}[/{color}]", escape(part.reason))
     console.print()
-    console.print(parts, highlight=False)
+    parts = [(one.name, one.state, COLORS[one.state], one.reason) for one in outlook.parts]
+    console.print(parts_table(parts), highlight=False)
 
+    notes = []
     if any(part.state is State.CHECKED for part in outlook.parts):
-        console.print(
-            "\nChecked at start: on if the part agrees with stock vLLM on the device before the "
-            "first request, off otherwise.",
-            highlight=False,
-            soft_wrap=True,
+        notes.append(
+            "Checked at start: on if the part agrees with stock vLLM on the device before the "
+            "first request, off otherwise."
         )
     if outlook.is_prediction:
-        console.print(
-            f"\nThis is a prediction of vLLM's defaults on an {outlook.device}, made without one. "
-            "The engine's own log line counts.",
-            highlight=False,
-            soft_wrap=True,
+        notes.append(
+            f"This is a prediction of vLLM's defaults on an {outlook.device}, made without one. "
+            "The engine's own log line counts."
         )
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
+    for note in notes:
+        console.print(f"\n{note}", highlight=False, soft_wrap=True)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any  # Any: JSON
 
 from sgl_vllm.part import BY_OPTION
 
@@ -85,12 +83,3 @@ class Outlook:
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(asdict(self), indent=indent)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Outlook:
-        groups = [KVCacheGroups(**group) for group in values["kv_cache"]]
-        parts = [
-            PartOutlook(part["name"], State(part["state"]), part["reason"])
-            for part in values["parts"]
-        ]
-        return cls(**{**values, "kv_cache": groups, "parts": parts})

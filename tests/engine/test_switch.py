@@ -21,7 +21,7 @@ from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
 from sgl_vllm.flags import ActivationError
 from sgl_vllm.kernels import attention_backend
-from sgl_vllm.plugin import _allow_in_environment, probe_parts, register
+from sgl_vllm.plugin import _allow_in_environment, register
 from sgl_vllm.server_process import free_port
 from sgl_vllm.vllm_api import probe
 from sgl_vllm.vllm_api.versions import InstalledVllm
@@ -159,7 +159,7 @@ def test_registering_twice_wraps_once():
 
 
 def test_every_hook_is_in_the_installed_vllm():
-    assert [part.reason for part in probe_parts() if not part.on] == []
+    assert [part for part in probe.PARTS if probe.missing_hooks(part)] == []
 
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
@@ -175,8 +175,7 @@ def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatc
     edit = Edit("v1/core/block_pool.py", "def unpin_blocks(", "def release_blocks(")
     source = copy_of_vllm(tmp_path, edit)
     monkeypatch.setattr(probe, "installed_source", lambda: source)
-    (radix,) = [part for part in probe_parts() if not part.on]
-    assert radix.name == "radix" and "BlockPool.unpin_blocks" in radix.reason
+    assert [part for part in probe.PARTS if probe.missing_hooks(part)] == ["radix"]
     parts = start(plugin={}).scheduler.sgl_vllm.stats().parts
     assert "BlockPool.unpin_blocks" in parts["radix"]
     assert parts["select"] == "it needs radix"
