@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar  # Any: tqdm has no types
 
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.body import Body, cancelling_on_error
+from sgl_vllm.lang.body import Body
 from sgl_vllm.lang.loop import background_loop, new_future, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.run import Run
@@ -149,7 +149,7 @@ class Batch:
         self._runs.add(run)
         error = None
         try:
-            with cancelling_on_error(run, self._timeout_s):
+            with run.canceled_on_error(self._timeout_s):
                 if self._body.is_async:
                     await self._body.call_async(state, **item)
                 else:

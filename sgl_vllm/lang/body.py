@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any  # Any: what a program returns
 
@@ -111,16 +110,3 @@ class Body:
             threading.Thread(
                 target=context.run, args=(call,), name="sgl-vllm-body", daemon=True
             ).start()
-
-
-@contextmanager
-def cancelling_on_error(run: Run, timeout_s: float | None) -> Iterator[None]:
-    """Cancel the run if the ``with`` block raises, or takes longer than `timeout_s` seconds."""
-    stop_timer = run.cancel_after(timeout_s)
-    try:
-        yield
-    except BaseException:
-        run.cancel()
-        raise
-    finally:
-        stop_timer()

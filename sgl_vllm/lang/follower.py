@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
+from sgl_vllm.lang.execution import Written
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Variable
@@ -23,36 +24,48 @@ T = TypeVar("T", str, bytes)
 
 
 class _Follower(ABC, Generic[T]):
-    """Reads something that grows from where it read last.
+    """Reads something that grows, from where it read last.
 
     `body` is done when the program's function can append no more; None if the text ends when the
     stream is idle.
     """
 
-    def __init__(self, stream: Stream, body: Future[None] | None) -> None:
+    def __init__(self, stream: Stream, name: str | None, body: Future[None] | None) -> None:
         self._stream = stream
+        self._name = name
         self._body = body
         self._future: Future[Variable] | None = None
 
-    @abstractmethod
-    def look(self) -> tuple[T, bool]:
-        """What is new, and whether the end has been reached. Raises the stream's error."""
+    @property
+    def _has_returned(self) -> bool:
+        return self._body is None or self._body.done()
 
-    def _next(self) -> tuple[T, bool]:
-        """`look` for the program: its errors are handled then. Outside of the program, what its
-        function has raised comes before the errors of operations that this has canceled."""
+    def _raise_of_function(self) -> None:
+        """Raise what the program's function has raised."""
+        if self._body is not None:
+            self._body.result()
+
+    @abstractmethod
+    def _look(self) -> tuple[T, bool]:
+        """What is new, and whether it is the end. Raises the stream's error."""
+
+    def _next(self) -> T | None:
+        """What is new, which may be nothing; None at the end. Errors are handled then. Outside of
+        the program, what its function has raised comes before the errors of operations that this
+        has canceled."""
         try:
             with reading():
-                return self.look()
+                piece, is_end = self._look()
         except ProgramError as error:
             failed = error
+        else:
+            return None if is_end and not piece else piece
         raise failed if self._body is None else cause_of(failed)
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Around waiting for a change. RuntimeError in a tool that is waited for, as `waiting`."""
-        return (
-            waiting(*self._stream.queue.last()) if self._future is None else waiting(self._future)
-        )
+        last = self._stream.queue.last() if self._future is None else [self._future]
+        return waiting(*last)
 
     def pieces(self) -> Iterator[T]:
         """Block the thread for each piece."""
@@ -60,16 +73,13 @@ class _Follower(ABC, Generic[T]):
         event = threading.Event()
         stop = self._stream.listeners.add(event.set)
         try:
-            while True:
-                event.clear()
-                piece, is_end = self._next()
+            while (piece := self._next()) is not None:
                 if piece:
                     yield piece
-                elif is_end:
-                    return
-                else:
-                    with self._waiting():
-                        event.wait()
+                    continue
+                with self._waiting():
+                    event.wait()
+                event.clear()
         finally:
             stop()
 
@@ -78,94 +88,73 @@ class _Follower(ABC, Generic[T]):
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         stop = self._stream.listeners.add(lambda: loop.call_soon_threadsafe(event.set))
         try:
-            while True:
-                event.clear()
-                piece, is_end = self._next()
+            while (piece := self._next()) is not None:
                 if piece:
                     yield piece
-                elif is_end:
-                    return
-                else:
-                    with self._waiting():
-                        await event.wait()
+                    continue
+                with self._waiting():
+                    await event.wait()
+                event.clear()
         finally:
             stop()
 
-    def _variable(self, name: str) -> Future[Variable] | None:
-        """The variable to follow; None if the program has yet to make it."""
-        body = self._body
-        has_returned = body is None or body.done()
+    def _variable(self, name: str) -> tuple[Variable | None, Written | None]:
+        """The variable if it is known, or else what there is of it; neither if the program has yet
+        to make it."""
         if name not in self._stream.variables:
-            if has_returned:
-                if body is not None:
-                    body.result()
+            if self._has_returned:
+                self._raise_of_function()
                 self._stream.variable(name)  # raises KeyError
-            return None
+            return None, None
         if self._future is None:  # follow this one to its end, even if the name is bound again
             self._future = self._stream.variables[name]
-        return self._future
+        if self._future.done():
+            return self._future.result(), None
+        return None, self._stream.partial_of(self._future)
 
 
 class TextFollower(_Follower[str]):
     """Follows the text of a stream, or of one variable."""
 
-    def __init__(self, stream: Stream, var_name: str | None, body: Future[None] | None) -> None:
-        super().__init__(stream, body)
-        self._var_name = var_name
-        self._num_chars = 0
+    _num_chars = 0
 
-    def look(self) -> tuple[str, bool]:
-        name = self._var_name
-        text, is_end = self._text() if name is None else self._text_of_variable(name)
+    def _look(self) -> tuple[str, bool]:
+        text, is_end = self._text() if self._name is None else self._text_of(self._name)
         piece = text[self._num_chars :]
         self._num_chars = max(self._num_chars, len(text))
-        return piece, is_end and not piece
+        return piece, is_end
 
     def _text(self) -> tuple[str, bool]:
-        body = self._body
-        has_returned = body is None or body.done()
-        is_end = has_returned and self._stream.is_idle
+        is_end = self._has_returned and self._stream.is_idle
         snapshot = self._stream.snapshot()
         if len(snapshot.text) <= self._num_chars and is_end:
-            if body is not None:
-                body.result()
+            self._raise_of_function()
             if snapshot.error is not None:
                 raise snapshot.error
         return snapshot.text, is_end
 
-    def _text_of_variable(self, name: str) -> tuple[str, bool]:
-        future = self._variable(name)
-        if future is None:
-            return "", False
-        if not future.done():
-            return self._stream.partial_of(future).partial, False
-        return future.result().text, True
+    def _text_of(self, name: str) -> tuple[str, bool]:
+        variable, written = self._variable(name)
+        if variable is not None:
+            return variable.text, True
+        return written.partial if written else "", False
 
 
 class FileFollower(_Follower[bytes]):
     """Follows the file in a variable, in the pieces in which it arrives."""
 
-    def __init__(self, stream: Stream, var_name: str, body: Future[None] | None) -> None:
-        super().__init__(stream, body)
-        self._var_name = var_name
-        self._num_pieces = 0
-        self._num_bytes = 0
+    _num_pieces = 0
+    _num_bytes = 0
 
-    def look(self) -> tuple[bytes, bool]:
-        future = self._variable(self._var_name)
-        if future is None:
-            return b"", False
-        if future.done():
-            piece, is_end = self._rest(future.result().value), True
-        else:
-            arrived = self._stream.partial_of(future).pieces
-            piece, is_end = b"".join(arrived[self._num_pieces :][:1]), False
+    def _look(self) -> tuple[bytes, bool]:
+        variable, written = self._variable(str(self._name))
+        if variable is None:
+            piece = b"".join(written.pieces[self._num_pieces :][:1]) if written else b""
             self._num_pieces += bool(piece)
+        elif isinstance(variable.value, Media):
+            piece = variable.value.data[self._num_bytes :]
+        else:
+            kind = type(variable.value).__name__
+            raise TypeError(f"the variable {self._name!r} is of type {kind}: it is no audio")
         self._num_bytes += len(piece)
-        return piece, is_end and not piece
-
-    def _rest(self, value: object) -> bytes:
-        if not isinstance(value, Media):
-            kind = type(value).__name__
-            raise TypeError(f"the variable {self._var_name!r} is of type {kind}: it is no audio")
-        return value.data[self._num_bytes :]
+        return piece, variable is not None

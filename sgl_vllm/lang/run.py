@@ -13,18 +13,17 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
-from sgl_vllm.lang.loop import BackgroundLoop, new_future, result_of
+from sgl_vllm.lang.loop import BackgroundLoop, result_of
 from sgl_vllm.lang.operations import Branch
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
-from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.usage import Usage
 
 T = TypeVar("T")
@@ -125,25 +124,17 @@ class Run:
         """Done when all operations submitted so far are; raises the first stream's error that the
         program has not handled. If the run was canceled, it raises handled ones too. The branches
         of a block are the block's own."""
-        first, *others = [
-            self._end_of(stream) for stream in list(self.streams) if not stream.is_of_block
-        ]
-        return self.background.start(_all_of([first, *others])) if others else first
+        reads = [stream.read() for stream in list(self.streams) if not stream.is_of_block]
 
-    def _end_of(self, stream: Branch) -> Future[None]:
-        """Done when the stream is; has its error unless that is handled."""
-        end: Future[None] = new_future()
+        async def ended() -> None:
+            for read in reads:
+                try:
+                    await result_of(read)
+                except ProgramError as error:
+                    if not error.is_handled or self._cancel_reason is not None:
+                        raise
 
-        def resolve(read: Future[Transcript]) -> None:
-            error = read.exception()
-            is_handled = isinstance(error, ProgramError) and error.is_handled
-            if error is None or (is_handled and self._cancel_reason is None):
-                end.set_result(None)
-            else:
-                end.set_exception(error)
-
-        stream.read().add_done_callback(resolve)
-        return end
+        return self.background.start(ended())
 
     # --- cancelling ----------------------------------------------------------------------------
 
@@ -179,20 +170,28 @@ class Run:
             ProgramError("the program's function", "", self._cancel_reason),
         )
 
-    def cancel_after(self, timeout_s: float | None) -> Callable[[], None]:
+    def cancel_after(self, timeout_s: float | None) -> Callable[[], object]:
         """Cancel the run after `timeout_s` seconds (None: never). Call the result to prevent it."""
         if timeout_s is None:
             return lambda: None
-        reason = TimeoutError(f"the program did not finish within timeout_s={timeout_s:g}")
-        timers: list[asyncio.TimerHandle] = []
-        loop = self.background.loop
-        self.background.soon(lambda: timers.append(loop.call_later(timeout_s, self.cancel, reason)))
 
-        def stop_timer() -> None:
-            for timer in timers:
-                timer.cancel()
+        async def cancel() -> None:
+            await asyncio.sleep(timeout_s)
+            self.cancel(TimeoutError(f"the program did not finish within timeout_s={timeout_s:g}"))
 
-        return lambda: self.background.soon(stop_timer)
+        return self.background.start(cancel()).cancel
+
+    @contextlib.contextmanager
+    def canceled_on_error(self, timeout_s: float | None) -> Iterator[None]:
+        """Cancel the run if the ``with`` block raises, or takes longer than `timeout_s` seconds."""
+        stop_timer = self.cancel_after(timeout_s)
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            stop_timer()
 
     # --- coroutine functions -------------------------------------------------------------------
 
@@ -237,8 +236,3 @@ class Run:
             is_running = False
             take_back()
             self._interrupts.remove(interrupt_soon)
-
-
-async def _all_of(ends: Sequence[Future[None]]) -> None:
-    for end in ends:
-        await result_of(end)

@@ -17,7 +17,7 @@ from contextlib import closing
 from typing import Any, Generic, Literal, TypeAlias, Unpack, overload
 
 from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
-from sgl_vllm.lang.body import Body, cancelling_on_error
+from sgl_vllm.lang.body import Body
 from sgl_vllm.lang.keywords import refuse_unknown
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.options import BatchOptions, Options, P, RunOptions, Takes, called_with_options
@@ -165,7 +165,7 @@ class Runnable(Takes[P], Generic[P, R]):
         if options.stream:
             return state
         run = state._stream.run
-        with cancelling_on_error(run, options.timeout_s):
+        with run.canceled_on_error(options.timeout_s):
             if self.is_async:
                 call = run.background.start(body.call_async(state, *args, **kwargs))
                 run.background.wait_for(call)
@@ -192,7 +192,7 @@ class Runnable(Takes[P], Generic[P, R]):
         if options.stream:
             return state
         run = state._stream.run
-        with cancelling_on_error(run, options.timeout_s):
+        with run.canceled_on_error(options.timeout_s):
             if self.is_async:
                 await body.call_async(state, *args, **kwargs)
             else:

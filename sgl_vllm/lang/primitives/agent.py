@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -18,7 +18,6 @@ from sgl_vllm.lang.primitives.block import (
     at_least,
     block,
     filled,
-    transcript_of,
     variables_of,
 )
 from sgl_vllm.lang.primitives.tools import (
@@ -101,55 +100,35 @@ def agent(
     at_least(0, max_calls=max_calls, max_tokens=max_tokens)
     filled(instructions, tools="")
     expr, names = answer_of("agent", answer)
-    budget = _Budget(max_turns, max_calls, max_tokens, max_s, max_tokens_per_turn)
-    agent = _Agent(Tools(tools, max_parallel), budget, on_error, instructions)
-    return block(
-        "agent", names, functools.partial(agent.run, ExprList(parts_of(task)), expr, names)
-    )
+    its_tools, asked = Tools(tools, max_parallel), ExprList(parts_of(task))
+    told = filled(instructions, tools=its_tools.description())
 
+    async def body(s: AsyncProgramState) -> Mapping[str, Variable]:
+        now_s = asyncio.get_running_loop().time()
+        turns = _Turns(
+            its_tools,
+            raises=on_error == "raise",
+            max_turns=max_turns,
+            max_calls=math.inf if max_calls is None else max_calls,
+            max_tokens=math.inf if max_tokens is None else max_tokens,
+            max_tokens_per_turn=max_tokens_per_turn,
+            deadline_s=None if max_s is None else now_s + max_s,
+        )
+        transcript = await s._read()
+        if transcript.role is not None:
+            raise ValueError(f"it writes turns of its own: close the {transcript.role} turn first")
+        conversation = Conversation(s, transcript)
+        conversation.tell(asked if told in transcript.text else told + asked)
+        ended_by = turns.used_up()
+        if ended_by is not None:
+            conversation.tell(NO_MORE_CALLS)
+        while ended_by is None:
+            ended_by = await turns.take(s, conversation)
+        conversation.ask("Answer: ", expr)
+        report = {"tool_calls": turns.calls, "turns": turns.num_turns, "ended_by": ended_by}
+        return await variables_of(s, names, **report)
 
-@dataclass(frozen=True)
-class _Budget:
-    max_turns: int
-    max_calls: int | None
-    max_tokens: int | None
-    max_s: float | None
-    max_tokens_per_turn: int
-
-
-@dataclass
-class _Spent:
-    """What one run of an agent has used of its budget, and the calls it has made."""
-
-    budget: _Budget
-    deadline_s: float | None
-    turns: int = 0
-    tokens: int = 0
-    calls: list[ToolCall] = field(default_factory=list)
-
-    @property
-    def calls_left(self) -> int | None:
-        most = self.budget.max_calls
-        return None if most is None else max(0, most - len(self.calls))
-
-    @property
-    def tokens_left(self) -> int:
-        """How long the next turn may be."""
-        most = self.budget.max_tokens
-        per_turn = self.budget.max_tokens_per_turn
-        return per_turn if most is None else min(per_turn, most - self.tokens)
-
-    def used_up(self) -> EndedBy | None:
-        """The budget that allows no further turn."""
-        if self.turns >= self.budget.max_turns:
-            return "turns"
-        if self.calls_left == 0:
-            return "calls"
-        if self.tokens_left <= 0:
-            return "tokens"
-        if self.deadline_s is not None and asyncio.get_running_loop().time() >= self.deadline_s:
-            return "time"
-        return None
+    return block("agent", names, body)
 
 
 @dataclass(frozen=True)
@@ -163,49 +142,47 @@ class _Results:
         return self.text
 
 
-@dataclass(frozen=True)
-class _Agent:
-    tools: Tools
-    budget: _Budget
-    on_error: OnError
-    instructions: str
+@dataclass(kw_only=True)
+class _Turns:
+    """The turns of one agent, its budgets, and what it has used of them. `deadline_s` is on the
+    loop's clock."""
 
-    async def run(
-        self, task: ExprList, answer: ExprList, names: tuple[str, ...], s: AsyncProgramState
-    ) -> Mapping[str, Variable]:
-        transcript = await transcript_of(s)
-        if transcript.role is not None:
-            raise ValueError(f"it writes turns of its own: close the {transcript.role} turn first")
-        conversation = Conversation(s, transcript)
-        instructions = filled(self.instructions, tools=self.tools.description())
-        is_told = instructions in transcript.text
-        conversation.tell(task if is_told else instructions + task)
-        now_s, max_s = asyncio.get_running_loop().time(), self.budget.max_s
-        spent = _Spent(self.budget, None if max_s is None else now_s + max_s)
-        ended_by = spent.used_up()
-        if ended_by is not None:
-            conversation.tell(NO_MORE_CALLS)
-        while ended_by is None:
-            ended_by = await self._turn(s, conversation, spent)
-        conversation.ask("Answer: ", answer)
-        report = {"tool_calls": spent.calls, "turns": spent.turns, "ended_by": ended_by}
-        return await variables_of(s, names, **report)
+    tools: Tools = field(kw_only=False)
+    raises: bool
+    max_turns: int
+    max_calls: float
+    max_tokens: float
+    max_tokens_per_turn: int
+    deadline_s: float | None
+    num_turns: int = 0
+    num_tokens: int = 0
+    calls: list[ToolCall] = field(default_factory=list)
 
-    async def _turn(
-        self, s: AsyncProgramState, conversation: Conversation, spent: _Spent
-    ) -> EndedBy | None:
+    def used_up(self) -> EndedBy | None:
+        """The budget that allows no further turn."""
+        if self.num_turns >= self.max_turns:
+            return "turns"
+        if len(self.calls) >= self.max_calls:
+            return "calls"
+        if self.num_tokens >= self.max_tokens:
+            return "tokens"
+        if self.deadline_s is not None and asyncio.get_running_loop().time() >= self.deadline_s:
+            return "time"
+        return None
+
+    async def take(self, s: AsyncProgramState, conversation: Conversation) -> EndedBy | None:
         """One generation and its calls. The calls are queued behind the generation, whose request
         thereby says which tool runs next."""
 
         async def run_calls(text: str) -> _Results:
-            spent.turns += 1
-            spent.tokens += (await s.get_meta_info("calls"))["completion_tokens"]
-            return await self._results(text, spent)
+            self.num_turns += 1
+            self.num_tokens += (await s.get_meta_info("calls"))["completion_tokens"]
+            return await self._results(text)
 
         run_calls.__name__ = "|".join(self.tools.names)[:MAX_HINT_LENGTH]
         calls = gen(
             "calls",
-            spent.tokens_left,
+            int(min(self.max_tokens_per_turn, self.max_tokens - self.num_tokens)),
             json_schema=self.tools.schema,  # which ends by itself, so nothing of the run's ends it
             stop=(),
             stop_regex=(),
@@ -215,27 +192,27 @@ class _Agent:
         results: _Results = await s["results"]
         return results.ended_by
 
-    async def _results(self, text: str, spent: _Spent) -> _Results:
+    async def _results(self, text: str) -> _Results:
         """Run the calls in a text."""
         try:
             asked = self.tools.read(text)
         except CallsError as error:
-            if self.on_error == "raise":
+            if self.raises:
                 raise
-            return self._shown(json.dumps([{"error": str(error)}]), spent)
+            return self._shown(json.dumps([{"error": str(error)}]))
         if not asked:
             return _Results(ANSWER_NOW, "model")
-        allowed = asked[: spent.calls_left]
-        done = await self.tools.run(allowed, spent.deadline_s)
-        spent.calls += done
-        if self.on_error == "raise":
+        num_allowed = int(min(len(asked), self.max_calls - len(self.calls)))
+        done = await self.tools.run(asked[:num_allowed], self.deadline_s)
+        self.calls += done
+        if self.raises:
             for call in done:
                 if call.error is not None:
                     raise call.exception or ValueError(f"{call.tool}: {call.error}")
-        left_out = asked[len(allowed) :]
+        left_out = asked[num_allowed:]
         refused = [replace(one, error="not called, because no calls are left") for one in left_out]
-        return self._shown(shown([*done, *refused]), spent)
+        return self._shown(shown([*done, *refused]))
 
-    def _shown(self, results: str, spent: _Spent) -> _Results:
-        ended_by = spent.used_up()
+    def _shown(self, results: str) -> _Results:
+        ended_by = self.used_up()
         return _Results(f"{results}\n{NO_MORE_CALLS}" if ended_by else results, ended_by)

@@ -6,7 +6,7 @@ answers is written in a prompt with turns and in one without.
 
 from __future__ import annotations
 
-import functools
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
@@ -16,7 +16,6 @@ from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Block, Expr, ExprList, RoleEnd, Value, names_made, parts_of
 from sgl_vllm.lang.operations import Continue
-from sgl_vllm.lang.primitives.jobs import run_jobs
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Report, Transcript, Variable, meta_info
@@ -69,11 +68,6 @@ def reported(variable: Variable, **details: Value) -> Variable:
     return replace(variable, meta=Report({**meta_info(variable), **details}))
 
 
-async def transcript_of(s: AsyncProgramState) -> Transcript:
-    """The prompt so far."""
-    return await s._read()
-
-
 async def variables_of(
     s: AsyncProgramState, names: tuple[str, ...], **details: Value
 ) -> dict[str, Variable]:
@@ -97,7 +91,7 @@ class Contest(Generic[T]):
     Args:
         rate: gives what is known of a branch that has written its answer.
         is_decided: whether no more branches are needed, asked whenever one has ended.
-        at_once: how many branches run at the same time.
+        at_once: how many branches run at the same time (None: all).
     """
 
     answer: ExprList
@@ -116,30 +110,36 @@ class Contest(Generic[T]):
         return self.n - len(self.ratings) - len(self.errors)
 
     async def run(self, s: AsyncProgramState) -> ProgramGroup[AsyncProgramState]:
-        """Let the branches write until all have, or it is decided. Raises the first branch's error
-        if all fail."""
+        """Let the branches write until all have, or it is decided; those that still write then are
+        canceled. Raises the first branch's error if all fail."""
         forks = s.fork(self.n)
-
-        async def write(branch: AsyncProgramState) -> T:
-            branch += self.answer
-            await branch.sync()
-            return await self.rate(branch)
-
-        def ended(index: int, result: T | Exception) -> bool:
-            if isinstance(result, ProgramError):
-                self.errors[index] = result
-            elif isinstance(result, Exception):
-                raise result
-            else:
-                self.ratings[index] = result
-            return self.is_decided(self)
-
-        jobs = [functools.partial(write, branch) for branch in forks]
-        self.num_started = await run_jobs(jobs, self.at_once, ended)
+        running: dict[asyncio.Task[T], int] = {}
+        try:
+            while self.num_left and not self.is_decided(self):
+                while self.num_started < self.n and len(running) < (self.at_once or self.n):
+                    writing = asyncio.create_task(self._write(forks[self.num_started]))
+                    running[writing] = self.num_started
+                    self.num_started += 1
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ended = next(task for task in running if task.done())
+                index = running.pop(ended)
+                try:
+                    self.ratings[index] = ended.result()
+                except ProgramError as error:
+                    self.errors[index] = error
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         if not self.ratings:
             raise self.errors[min(self.errors)]
         self.ratings = dict(sorted(self.ratings.items()))
         return forks
+
+    async def _write(self, branch: AsyncProgramState) -> T:
+        branch += self.answer
+        await branch.sync()
+        return await self.rate(branch)
 
     async def won(
         self,

@@ -14,7 +14,6 @@ from sgl_vllm.lang.primitives.block import (
     at_least,
     block,
     reported,
-    transcript_of,
     variables_of,
 )
 from sgl_vllm.lang.state import AsyncProgramState
@@ -65,7 +64,7 @@ def judge(
 
     async def grade(s: AsyncProgramState) -> Mapping[str, Variable]:
         numbers = [str(number) for number in range(1, scale + 1)]
-        transcript = await transcript_of(s)
+        transcript = await s._read()
         forks = s.fork(len(asked))
         for branch, criterion in zip(forks, asked, strict=True):
             conversation = Conversation(branch, transcript)
@@ -80,7 +79,7 @@ def judge(
     async def give_verdict(s: AsyncProgramState) -> Mapping[str, Variable]:
         assert answer is not None
         branch = s.copy()
-        conversation = Conversation(branch, await transcript_of(s))
+        conversation = Conversation(branch, await s._read())
         conversation.tell(VERDICT.format(criteria="\n".join(asked)))
         conversation.ask("Verdict: ", answer)
         return await variables_of(branch, (name,))

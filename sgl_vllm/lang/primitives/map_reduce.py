@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any  # Any: what is reported
 
 from sgl_vllm.lang.ir import Block, Expr
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import answer_of, at_least, block, variables_of
-from sgl_vllm.lang.primitives.jobs import results_of
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.tracing.makers import deferrable
 from sgl_vllm.lang.transcript import Variable
@@ -82,20 +81,27 @@ def map_reduce(
 async def _ask_each(
     s: AsyncProgramState,
     kind: str,
-    asking: Callable[[str], Expr],
+    question: Callable[[str], Expr],
     texts: Sequence[str],
     at_once: int,
 ) -> list[str]:
     """The answers about each text, asked on copies of the prompt."""
 
+    slots = asyncio.Semaphore(at_once)
+
     async def ask(branch: AsyncProgramState, text: str) -> str:
-        expr, names = answer_of(kind, asking(text))
-        branch += expr
-        return (await variables_of(branch, names))[names[-1]].text
+        async with slots:
+            expr, names = answer_of(kind, question(text))
+            branch += expr
+            return (await variables_of(branch, names))[names[-1]].text
 
     forks = s.fork(len(texts))
-    jobs = [functools.partial(ask, branch, text) for branch, text in zip(forks, texts, strict=True)]
-    answers = await results_of(jobs, at_once)
+    asking = [asyncio.create_task(ask(*pair)) for pair in zip(forks, texts, strict=True)]
+    try:
+        answers = await asyncio.gather(*asking)  # the first error, and no more questions
+    finally:
+        for task in asking:
+            task.cancel()
     forks.join()
     return answers
 

@@ -14,7 +14,6 @@ from sgl_vllm.lang.primitives.block import (
     block,
     call,
     filled,
-    transcript_of,
     variables_of,
 )
 from sgl_vllm.lang.state import AsyncProgramState
@@ -68,7 +67,7 @@ def retry_until(
             errors.append(error)
             if len(errors) == attempts:
                 raise ValueError(f"{attempts} attempts were rejected, the last one with: {error}")
-            transcript = await transcript_of(s)
+            transcript = await s._read()
             Conversation(s, transcript).tell(filled(feedback, error=error))
             if transcript.role is not None:
                 s += RoleBegin(transcript.role)
