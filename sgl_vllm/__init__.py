@@ -12,7 +12,6 @@ from sgl_vllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.public import *  # noqa: F403
-    from sgl_vllm.lang.public import __all__ as __all__
 
 
 def __getattr__(name: str) -> object:
@@ -20,11 +19,12 @@ def __getattr__(name: str) -> object:
     if find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     try:
-        value = getattr(import_module(f"{__name__}.lang.public"), name)
+        name_there = "NAMES" if name == "__all__" else name
+        value = getattr(import_module(f"{__name__}.lang.public"), name_there)
     except AttributeError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module(f"{__name__}.lang.public").__all__})
+    return sorted({*globals(), *import_module(f"{__name__}.lang.public").NAMES})

@@ -17,8 +17,7 @@ from typing_extensions import TypeVar
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Constraint, Reader
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.media_options import ServiceOptions, Voice
+from sgl_vllm.lang.media import Media, ServiceOptions, Voice
 from sgl_vllm.lang.reasoning import ReasoningFormat
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.protocol.step_graph import StepName
@@ -35,7 +34,15 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 
 
 class Expr:
-    """Anything that can be appended to a program with ``s += ...``."""
+    """Anything that can be appended to a program with ``s += ...``. `_called` names it in messages,
+    together with the variable `name` if it has one."""
+
+    _called: ClassVar[str]
+    name: str | None
+
+    def __str__(self) -> str:
+        name = getattr(self, "name", None)
+        return f"{self._called} {name!r}" if name else self._called
 
     def __add__(self, other: Expr | str) -> ExprList:
         return ExprList((*parts_of(self), *parts_of(other)))
@@ -75,8 +82,6 @@ class Text(Expr):
 class VariableExpr(Expr, Generic[T_co]):
     """An expression that makes a variable of type `T_co`. ``s[expr]`` reads it."""
 
-    name: str | None
-
 
 def name_of(key: str | VariableExpr) -> str:
     """The name of a variable, given as such or by the expression that makes it. TypeError for an
@@ -111,6 +116,8 @@ class Gen(VariableExpr[T_co]):
     `step` names it among those of the compiled program that runs it.
     """
 
+    _called = "gen"
+
     name: str | None
     sampling: Sampling
     constraint: Constraint | None = None
@@ -126,31 +133,26 @@ class Gen(VariableExpr[T_co]):
             return None
         return f"{self.name}_reasoning_content"
 
-    def __str__(self) -> str:
-        return f"gen {self.name!r}" if self.name else "gen"
-
 
 @dataclass(frozen=True)
 class Select(VariableExpr[T_co]):
     """Append the most likely of `choices` and store it under `name`."""
+
+    _called = "select"
 
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod
     parse: Reader | None = None
 
-    def __str__(self) -> str:
-        return f"select {self.name!r}" if self.name else "select"
-
 
 @dataclass(frozen=True)
 class Var(Expr):
     """Append the text of a variable made earlier in the program, without waiting for it."""
 
-    name: str
+    _called = "var"
 
-    def __str__(self) -> str:
-        return f"var {self.name!r}"
+    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,8 +256,6 @@ class Show(Expr):
 class Making(VariableExpr[T_co]):
     """Ask a service to speak, draw or transcribe, and store what it makes under `name`."""
 
-    called: ClassVar[str]
-
     name: str | None
     options: ServiceOptions
 
@@ -265,15 +265,12 @@ class Making(VariableExpr[T_co]):
         given = (getattr(self, f.name) for f in fields(self))
         return tuple(value.name for value in given if isinstance(value, Var))
 
-    def __str__(self) -> str:
-        return f"{self.called} {self.name!r}" if self.name else self.called
-
 
 @dataclass(frozen=True)
 class Speech(Making[Media]):
     """Have `text` spoken. Appends nothing."""
 
-    called = "speech"
+    _called = "speech"
 
     text: str | Var
     voice: Voice
@@ -283,7 +280,7 @@ class Speech(Making[Media]):
 class SpokenGen(Making[Media]):
     """Let the model answer the chat aloud. Appends what it says as text."""
 
-    called = "speech"
+    _called = "speech"
 
     sampling: Sampling
     voice: Voice
@@ -294,7 +291,7 @@ class Picture(Making[Media]):
     """Have `description` drawn; None for the last turn, or all text if there are no turns. Appends
     nothing."""
 
-    called = "picture"
+    _called = "picture"
 
     description: str | Var | None
     size: str | None
@@ -304,7 +301,7 @@ class Picture(Making[Media]):
 class Transcription(Making[str]):
     """Append what is said in `audio` as text. A variable's value is anything that `audio` takes."""
 
-    called = "transcribe"
+    _called = "transcribe"
 
     audio: Media | Var
     language: str | None
@@ -335,20 +332,18 @@ class RoleEnd(Expr):
 class VarScopeBegin(Expr):
     """Start recording text for the variable `name`."""
 
-    name: str
+    _called = "var_scope"
 
-    def __str__(self) -> str:
-        return f"var_scope {self.name!r}"
+    name: str
 
 
 @dataclass(frozen=True)
 class VarScopeEnd(Expr):
     """Store the text appended since the matching begin under `name`."""
 
-    name: str
+    _called = "var_scope"
 
-    def __str__(self) -> str:
-        return f"var_scope {self.name!r}"
+    name: str
 
 
 def names_made(expr: Expr) -> tuple[str, ...]:

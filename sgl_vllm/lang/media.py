@@ -1,7 +1,8 @@
 """Images, videos and audio, in prompts and as values.
 
-Owns turning a file, a URL, bytes or a PIL image into a URL that can be sent: remote URLs stay as
-they are, local data becomes a base64 ``data:`` URL. Downloading and decoding are the server's job.
+Owns what `speech` and `picture` ask of a service, and turning a file, a URL, bytes or a PIL image
+into a URL that can be sent: remote URLs stay as they are, local data becomes a base64 ``data:``
+URL. Downloading and decoding are the server's job.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import html
 import io
 import mimetypes
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias  # Any: an image of PIL has no type here
-
-from sgl_vllm.lang.signatures import media_type_of
+from typing import Any, Literal, TypeAlias, get_args  # Any: an image of PIL has no type here
 
 MediaKind: TypeAlias = Literal["image", "video", "audio"]
 
@@ -149,3 +149,71 @@ def _type_of(data: bytes, kind: MediaKind, name: str = "") -> str:
 
 def _data_url(data: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+# --- the type of a file -------------------------------------------------------------------------
+
+_HEADS = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"II*\x00", "image/tiff"),
+    (b"MM\x00*", "image/tiff"),
+    (b"\x1a\x45\xdf\xa3", "video/webm"),
+    (b"ID3", "audio/mpeg"),
+    (b"fLaC", "audio/flac"),
+    (b"OggS", "audio/ogg"),
+)
+
+_IN_RIFF = {b"WAVE": "audio/wav", b"WEBP": "image/webp", b"AVI ": "video/x-msvideo"}
+
+_BRANDS = {
+    b"avif": "image/avif",
+    b"heic": "image/heic",
+    b"heix": "image/heic",
+    b"mif1": "image/heif",
+    b"qt  ": "video/quicktime",
+    b"M4A ": "audio/mp4",
+}
+"""By the brand after ``ftyp``; all others are MP4."""
+
+
+def media_type_of(data: bytes) -> str | None:
+    """The media type of a file, such as "audio/wav"; None if its beginning is not known."""
+    if data[:4] == b"RIFF":
+        return _IN_RIFF.get(data[8:12])
+    if data[4:8] == b"ftyp":
+        return _BRANDS.get(data[8:12], "video/mp4")
+    if len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:  # a frame of MPEG audio
+        layer = data[1] >> 1 & 0b11
+        return "audio/mpeg" if layer else "audio/aac"
+    return next((name for head, name in _HEADS if data.startswith(head)), None)
+
+
+# --- options of what services make --------------------------------------------------------------
+
+SpeechFormat: TypeAlias = Literal["wav", "mp3", "flac", "opus", "aac"]
+"""Raw PCM is not among them: it does not say its rate, so that nothing could play it."""
+
+SPEECH_FORMATS: tuple[str, ...] = get_args(SpeechFormat)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """`name` is the service's name of the voice (None: its default). `speed` is relative to the
+    voice's own."""
+
+    name: str | None = None
+    format: SpeechFormat = "wav"
+    instructions: str | None = None
+    speed: float | None = None
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """`model` is the one to ask (None: the backend's). `extra_body` has further fields of the
+    request, as the service has them."""
+
+    model: str | None = None
+    extra_body: Mapping[str, object] = field(default_factory=dict)

@@ -12,8 +12,7 @@ from typing import Any  # Any: images of PIL, and fields of a service's requests
 from sgl_vllm.lang import media
 from sgl_vllm.lang.ir import Picture, Show, Speech, SpokenGen, Transcription, Var
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.media_options import SPEECH_FORMATS, ServiceOptions, SpeechFormat, Voice
+from sgl_vllm.lang.media import SPEECH_FORMATS, Media, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.tracing.makers import deferrable
 

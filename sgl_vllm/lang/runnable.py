@@ -36,14 +36,8 @@ BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
 
 
 class Runnable(Takes[P], Generic[P, R]):
-    """A function whose first parameter `s` is the prompt it writes, and the ways to run it.
-
-    The function is a plain ``def``, whose `s` is a `ProgramState`, or an ``async def``, whose `s`
-    is an `AsyncProgramState`. Both kinds run with `run` and `run_batch`, which block the thread,
-    and with `run_async` and `run_batch_async` in code that is itself async.
-
-    Type checkers know the parameters `P` without `s`, and the type `R` of what it returns.
-    """
+    """A function whose first parameter `s` is the prompt it writes, and the ways to run it; see
+    `Program`."""
 
     state_class: type[ProgramState] = ProgramState
     """What a plain function gets as `s`."""

@@ -11,17 +11,21 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias  # Any: groups of any kind of state
 
 from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.misses import ask_why
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.state import State
+from sgl_vllm.lang.transcript import GenMeta
 from sgl_vllm.lang.views.html import fragment_of, page_of
 from sgl_vllm.lang.views.live import follow_in_notebook, follow_in_terminal, runs_in_notebook
 from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.svg import fork_tree_svg_of
 from sgl_vllm.lang.views.terminal import TerminalView
+from sgl_vllm.protocol.scoring import all_answers
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+MAX_AT_ONCE = 8
+"""Requests of `why` to the server at a time: its engine answers between two steps."""
 
 Seen: TypeAlias = State | ProgramGroup[Any]
 
@@ -76,11 +80,33 @@ def why(state: Seen) -> dict[str, int]:
     """
     run = _run_of(state)
     background = run.background
-    background.wait_for(background.start(ask_why(run)))
+    background.wait_for(background.start(_ask_why(run)))
     missed: Counter[str] = Counter()
     for by_cause in run.missed_tokens.values():
         missed.update(by_cause)
     return dict(missed)
+
+
+async def _ask_why(run: Run) -> None:
+    """Add to `run.missed_tokens` what the server knows of the generations that have ended and that
+    it was not asked about before."""
+    request_ids = [name for name in _request_ids(run) if name not in run.missed_tokens]
+    for start in range(0, len(request_ids), MAX_AT_ONCE):
+        names = request_ids[start : start + MAX_AT_ONCE]
+        answers = await all_answers([run.backend.missed_tokens(name) for name in names])
+        run.missed_tokens.update(zip(names, answers, strict=True))
+
+
+def _request_ids(run: Run) -> list[str]:
+    """Of the named generations that have ended, without repetitions."""
+    metas = [
+        future.result().meta
+        for stream in list(run.streams)
+        for future in list(stream.variables.values())
+        if future.done() and not future.cancelled() and future.exception() is None
+    ]
+    ids = [meta.request_id for meta in metas if isinstance(meta, GenMeta)]
+    return list(dict.fromkeys(name for name in ids if name is not None))
 
 
 def live(state: State, console: Console | None = None) -> None:

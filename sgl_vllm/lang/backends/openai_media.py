@@ -26,8 +26,7 @@ from sgl_vllm.lang.backends.requests import (
 )
 from sgl_vllm.lang.backends.service import Client, ServiceBackend
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.lang.media import Media, MediaKind
-from sgl_vllm.lang.signatures import media_type_of
+from sgl_vllm.lang.media import Media, MediaKind, media_type_of
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.wav import OPEN_HEADER, samples_of, with_length
 

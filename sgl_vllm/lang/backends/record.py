@@ -30,8 +30,7 @@ from urllib.parse import urlsplit
 from sgl_vllm.lang.backends.base import Backend, Json
 from sgl_vllm.lang.backends.requests import GenRequest, MediaRequest, ServerInfo
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.media_options import ServiceOptions
+from sgl_vllm.lang.media import Media, ServiceOptions
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 

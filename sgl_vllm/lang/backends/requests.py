@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias  # Any: the plugin's report
 
 from sgl_vllm.lang.constraints import Constraint
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.media_options import ServiceOptions, Voice
+from sgl_vllm.lang.media import Media, ServiceOptions, Voice
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage

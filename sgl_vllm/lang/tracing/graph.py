@@ -7,17 +7,12 @@ how it is drawn in `views/graph.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sgl_vllm.lang.ir import Value
-from sgl_vllm.lang.tracing.nodes import (
-    Node,
-    StreamTrace,
-)
-from sgl_vllm.lang.tracing.standin import (
-    StandIn,
-)
+from sgl_vllm.lang.tracing.nodes import Node, StreamTrace
+from sgl_vllm.lang.tracing.standin import StandIn
 from sgl_vllm.lang.views import graph as view
 
 
@@ -51,12 +46,6 @@ class Graph:
     def nodes_of(self, stream: int) -> Sequence[Node]:
         """The operations of one stream, in order."""
         return [node for node in self.nodes if node.stream == stream]
-
-    def as_dict(self) -> dict[str, Value]:
-        """The graph as plain data that JSON can hold: every part is a dict with its `type`. A value
-        that only a run knows is an operation with its arguments, a function is a name. ValueError
-        if the program uses a value that JSON cannot hold, such as an object."""
-        return view.as_dict(replace(self, steps=()))
 
     def __str__(self) -> str:
         return view.as_text(self)

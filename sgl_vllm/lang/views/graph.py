@@ -1,4 +1,4 @@
-"""Shows a graph as text, as a picture (SVG), as a page (HTML), and as plain data.
+"""Shows a graph as text, as a picture (SVG), and as a page (HTML).
 
 Owns the layout: a column per stream, a row per operation in the program's order, lines for fork and
 join, curves for variables; the templates `graph.svg` and `graph_page.html` own how it looks, and
@@ -7,16 +7,13 @@ escape everything.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sgl_vllm.lang.ir import RoleBegin, RoleEnd, Value
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, StreamTrace, Write
-from sgl_vllm.lang.tracing.standin import StandIn, source_of
+from sgl_vllm.lang.tracing.standin import source_of
 from sgl_vllm.pages import rendered
 
 MOST_STREAMS = 40
@@ -224,35 +221,3 @@ def _edge(writer: _Box, reader: _Box, name: str | None) -> _Edge:
 def as_html(graph: Graph) -> str:
     """A page that needs nothing else: the picture and the text."""
     return rendered("graph_page.html", title=graph.name, picture=as_svg(graph), text=as_text(graph))
-
-
-# --- plain data ----------------------------------------------------------------------------------
-
-
-def as_dict(value: Value) -> Value:
-    """A value as plain data; see `Graph.as_dict`."""
-    match value:
-        case enum.Enum():
-            return as_dict(value.value)
-        case None | bool() | int() | float() | str():
-            return value
-        case StandIn():
-            if value._leaf is not None:
-                return as_dict(value._leaf)
-            kwargs = {key: as_dict(arg) for key, arg in value._kwargs.items()}
-            return {
-                "operation": value._operation,
-                "args": as_dict(value._args),
-                **({"kwargs": kwargs} if kwargs else {}),
-            }
-        case list() | tuple():
-            return [as_dict(item) for item in value]
-        case Mapping():
-            return {"type": "dict", "items": as_dict(list(value.items()))}
-    if inspect.isroutine(value) or isinstance(value, type):
-        return {"function": f"{value.__module__}.{value.__qualname__}"}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        parts = {name: as_dict(part) for name, part in given.items() if part is not None}
-        return {"type": type(value).__name__, **parts}
-    raise ValueError(f"a {type(value).__qualname__} in a program has no form in JSON")

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_vllm.lang import planning
-from sgl_vllm.lang.order_trie import shared_weight
-from sgl_vllm.lang.planning import OrderMemory, SharedOrders, by_frequency, plan
+from sgl_vllm.lang.planning import OrderMemory, SharedOrders, by_frequency, plan, shared_weight
 
 WEIGHTS = {segment: 1 + 7 * place % 10 for place, segment in enumerate("abcdefgh")}
 
