@@ -15,10 +15,11 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
+
+from pydantic_core import to_jsonable_python
 
 from sgl_vllm.commands.arguments import DEFAULT_URL, URL_VARIABLE, ApiKey, argument, flag, option
 from sgl_vllm.commands.terminal import CommandError, Misused
@@ -134,7 +135,9 @@ def command(
             _run_batch(chosen, _items(chosen, common, batch), backend, sampling, file, as_json)
         else:
             _check_arguments(chosen, common, "")
-            state = _started(chosen.bind(**common), backend, sampling, is_streamed=stream)
+            body = chosen.bind(**common)._body  # its state can be shown even if the run fails
+            state = body.new_state(backend, Options.of(sampling).sampling, is_streamed=stream)
+            body.start(state)
             if stream:
                 live(state)
             failure = _outcome(state, file)
@@ -197,15 +200,11 @@ def variables_of(file: Path | None, pairs: Sequence[str]) -> dict[str, object]:
         name, sign, value = given.partition("=")
         if not sign or not name:
             raise Misused(f"--var needs NAME=VALUE, not {given!r}")
-        variables[name] = _value(value)
+        try:
+            variables[name] = json.loads(value, parse_constant=_no_constant)
+        except ValueError:
+            variables[name] = value
     return variables
-
-
-def _value(text: str) -> object:
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except ValueError:
-        return text
 
 
 def _no_constant(text: str) -> float:
@@ -257,16 +256,6 @@ def _server_at(url: str | None, api_key: str | None) -> Backend:
 
 
 # --- running -------------------------------------------------------------------------------------
-
-
-def _started(
-    program: Program, backend: Backend, sampling: SamplingDefaults, *, is_streamed: bool
-) -> ProgramState:
-    """A run that has been started. Its state can be shown even if it fails."""
-    body = program._body
-    state = body.new_state(backend, Options.of(sampling).sampling, is_streamed=is_streamed)
-    body.start(state)
-    return state
 
 
 def _outcome(state: ProgramState, file: Path) -> str | None:
@@ -351,18 +340,10 @@ def _values_of(state: ProgramState) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    if callable(dump := getattr(value, "model_dump", None)):  # a pydantic model
-        plain: object = dump(mode="json")
-        return plain
-    if isinstance(value, Enum):
-        return _plain(value.value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(dataclasses.asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    plain: object = to_jsonable_python(
+        value, serialize_unknown=True, inf_nan_mode="constants", bytes_mode="base64"
+    )
+    return plain
 
 
 def _failure(error: BaseException, file: Path) -> str:

@@ -7,12 +7,11 @@ figures come from `/metrics`, so stock servers are shown too. The plugin's come 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from rich.console import Console, Group
@@ -76,14 +75,14 @@ def command(
 
     def show(rows: list[Row]) -> None:
         if as_json:
-            print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
+            print(json.dumps(rows), flush=True)
         else:
             console.print(draw(rows))
 
     if once:
         rows = next(views)
         show(rows)
-        return 0 if all(row.answers for row in rows) else 1
+        return 0 if all(row["answers"] for row in rows) else 1
     if as_json or not console.is_terminal or console.is_dumb_terminal:
         for rows in views:
             show(rows)
@@ -111,31 +110,24 @@ class Sample:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A server's line. None where it has no such figure, or no earlier sample to compare with."""
+Row = Json
+"""A server's line, as `--json` prints it. A number is None where the server has no such figure, or
+no earlier sample to compare with. `programs`: how many are in each state; `recomputed_tokens_per_s`:
+by cause, those that occurred in the interval; `parts_off`: parts that are off, with the reasons."""
 
-    url: str
-    answers: bool
-    plugin: bool
-    running: int | None = None
-    waiting: int | None = None
-    prompt_tokens_per_s: float | None = None
-    output_tokens_per_s: float | None = None
-    hit_rate: float | None = None
-    """The share of the interval's prompt tokens that were cached, from 0 to 1."""
-    hit_rate_since_start: float | None = None
-    tree_tokens: int | None = None
-    cache_tokens: int | None = None
-    jumps_per_s: float | None = None
-    forced_tokens_per_s: float | None = None
-    programs: dict[str, int] = field(default_factory=dict)
-    """How many programs are in each state."""
-    recomputed_tokens_per_s: dict[str, float] = field(default_factory=dict)
-    """By cause, those that occurred in the interval."""
-    parts_off: dict[str, str] = field(default_factory=dict)
-    """Parts that are off, each with the reason."""
-    problem: str = ""
+COLUMNS = {
+    "run": "running",
+    "wait": "waiting",
+    "prompt\n/s": "prompt_tokens_per_s",
+    "output\n/s": "output_tokens_per_s",
+    "hit%": "hit_rate",
+    "total\nhit%": "hit_rate_since_start",
+    "tree": "tree_tokens",
+    "cache\nsize": "cache_tokens",
+    "jumps\n/s": "jumps_per_s",
+    "forced\n/s": "forced_tokens_per_s",
+}
+"""The numbers of a row, by their headings."""
 
 
 def watch(servers: Sequence[SglServer], interval_s: float) -> Iterator[list[Row]]:
@@ -174,36 +166,28 @@ def _sample(server: SglServer) -> Sample:
 
 def compare(earlier: Sample | None, now: Sample) -> Row:
     """The line of a server, from its last two samples or its first one."""
-    if now.totals is None:
-        return Row(now.url, answers=False, plugin=False, problem=now.problem)
-    stats = now.stats or {}
-    parts = stats.get("parts", {})
-    radix, jumps = stats.get("radix", {}), stats.get("jump_forward", {})
-    rates = _Rates(earlier, now)
-    return Row(
-        now.url,
-        answers=True,
-        plugin=now.stats is not None,
-        running=_whole(now.totals.get("vllm:num_requests_running")),
-        waiting=_whole(now.totals.get("vllm:num_requests_waiting")),
-        prompt_tokens_per_s=rates.per_s("vllm:prompt_tokens_total"),
-        output_tokens_per_s=rates.per_s("vllm:generation_tokens_total"),
-        hit_rate=rates.share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
-        hit_rate_since_start=_share(
-            now.totals.get("vllm:prefix_cache_hits_total"),
-            now.totals.get("vllm:prefix_cache_queries_total"),
-        ),
-        tree_tokens=radix.get("tree_tokens"),
-        cache_tokens=radix.get("cache_tokens"),
-        jumps_per_s=rates.per_s("jumps") if jumps else None,
-        forced_tokens_per_s=rates.per_s("forced_tokens") if jumps else None,
-        programs=dict(stats.get("programs", {})),
-        recomputed_tokens_per_s={
-            cause: value for cause in RECOMPUTED if (value := rates.per_s(cause))
-        },
-        parts_off={part: str(why) for part, why in parts.items() if why != "on"},
-        problem=now.problem,
-    )
+    totals, stats, rates = now.totals or {}, now.stats or {}, _Rates(earlier, now)
+    recomputed = {cause: rates.per_s(cause) for cause in RECOMPUTED}
+    hits, queries = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+    return {
+        "url": now.url,
+        "answers": now.totals is not None,
+        "plugin": now.stats is not None,
+        "running": totals.get("vllm:num_requests_running"),
+        "waiting": totals.get("vllm:num_requests_waiting"),
+        "prompt_tokens_per_s": rates.per_s("vllm:prompt_tokens_total"),
+        "output_tokens_per_s": rates.per_s("vllm:generation_tokens_total"),
+        "hit_rate": rates.share(hits, queries),
+        "hit_rate_since_start": _share(totals.get(hits), totals.get(queries)),
+        "tree_tokens": stats.get("radix", {}).get("tree_tokens"),
+        "cache_tokens": stats.get("radix", {}).get("cache_tokens"),
+        "jumps_per_s": rates.per_s("jumps"),
+        "forced_tokens_per_s": rates.per_s("forced_tokens"),
+        "programs": dict(stats.get("programs", {})),
+        "recomputed_tokens_per_s": {cause: rate for cause, rate in recomputed.items() if rate},
+        "parts_off": {part: why for part, why in stats.get("parts", {}).items() if why != "on"},
+        "problem": now.problem,
+    }
 
 
 class _Rates:
@@ -239,61 +223,42 @@ def _share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
 def draw(rows: Sequence[Row]) -> Group:
     table = Table(box=None, pad_edge=False, collapse_padding=True)  # fits 80 columns
     table.add_column("server", overflow="fold")
-    numbers = ["run", "wait", "prompt\n/s", "output\n/s", "hit%", "total\nhit%"]
-    numbers += ["tree", "cache\nsize", "jumps\n/s", "forced\n/s"]
-    for name in numbers:
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plugin", no_wrap=True)
     notes = []
     for row in rows:
-        name = printable(row.url.partition("://")[2])
-        if not row.answers:
-            table.add_row(Text(name, "red"), *["-"] * 10, Text("down", "red"))
+        name = printable(row["url"].partition("://")[2])
+        if row["answers"]:
+            texts = [
+                (_percent if "%" in heading else _count)(row[key])
+                for heading, key in COLUMNS.items()
+            ]
+            table.add_row(name, *texts, _state(row))
         else:
-            table.add_row(
-                name,
-                _count(row.running),
-                _count(row.waiting),
-                _count(row.prompt_tokens_per_s),
-                _count(row.output_tokens_per_s),
-                _percent(row.hit_rate),
-                _percent(row.hit_rate_since_start),
-                _count(row.tree_tokens),
-                _count(row.cache_tokens),
-                _count(row.jumps_per_s),
-                _count(row.forced_tokens_per_s),
-                _state(row),
-            )
-        if row.problem:
-            notes.append(Text(printable(row.problem), "red"))
-        if counts := counts_in_words(row.programs):
+            table.add_row(Text(name, "red"), *["-"] * len(COLUMNS), Text("down", "red"))
+        if row["problem"]:
+            notes.append(Text(printable(row["problem"]), "red"))
+        if counts := counts_in_words(row["programs"]):
             notes.append(Text(f"{name}: programs: {counts}"))
-        if row.recomputed_tokens_per_s:
-            notes.append(Text(f"{name}: recomputed tokens/s: {_recomputed(row)}"))
-        for part, why in row.parts_off.items():
-            notes.append(Text(f"{name}: {printable(part)} is off: {printable(why)}", "dim"))
+        if recomputed := row["recomputed_tokens_per_s"]:
+            causes = sorted(recomputed, key=recomputed.__getitem__, reverse=True)
+            parts = ", ".join(f"{cause} {_count(recomputed[cause])}" for cause in causes)
+            total = _count(sum(recomputed.values()))
+            notes.append(Text(f"{name}: recomputed tokens/s: {total} ({parts})"))
+        for part, why in row["parts_off"].items():
+            notes.append(Text(f"{name}: {printable(part)} is off: {printable(str(why))}", "dim"))
     return Group(table, *notes)
 
 
-def _recomputed(row: Row) -> str:
-    """The sum, and the causes, the largest first."""
-    causes = sorted(row.recomputed_tokens_per_s.items(), key=lambda one: -one[1])
-    parts = ", ".join(f"{cause} {_count(value)}" for cause, value in causes)
-    return f"{_count(sum(row.recomputed_tokens_per_s.values()))} ({parts})"
-
-
 def _state(row: Row) -> Text:
-    if row.plugin:
-        num_off = len(row.parts_off)
+    if row["plugin"]:
+        num_off = len(row["parts_off"])
         return Text(f"{num_off} off", "yellow") if num_off else Text("on", "green")
-    return Text("?" if row.problem else "none", "dim")
+    return Text("?" if row["problem"] else "none", "dim")
 
 
 def _count(value: float | None) -> str:
