@@ -10,45 +10,6 @@ from collections.abc import Iterable, Sequence
 import torch
 
 
-def extend_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`extend_attention.extend_attention`, and its `lse`; both float32, and 0 for padding."""
-    num_new_tokens, num_heads, head_size = query.shape
-    scale = head_size**-0.5 if scale is None else scale
-    block_size, num_kv_heads = key_cache.shape[1:3]
-    out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
-    lse = torch.zeros(num_heads, num_new_tokens, dtype=torch.float32, device=query.device)
-    starts = query_start_loc.tolist()
-    for request, prefix_len in enumerate(prefix_lens.tolist()):
-        new = slice(starts[request], starts[request + 1])
-        num_new = new.stop - new.start
-        blocks = block_table[request, : -(-prefix_len // block_size)].long()
-
-        keys, values = (
-            torch.cat([cache[blocks].flatten(0, 1)[:prefix_len], tensor[new]])
-            .float()
-            .repeat_interleave(num_heads // num_kv_heads, dim=1)
-            for cache, tensor in ((key_cache, key), (value_cache, value))
-        )
-        scores = torch.einsum("qhd,khd->hqk", query[new].float(), keys) * scale
-        position = torch.arange(prefix_len + num_new, device=query.device)
-        is_unseen = position[None, :] > position[prefix_len:, None]
-        scores = scores.masked_fill(is_unseen, float("-inf"))
-        weights = scores.softmax(dim=-1)
-        out[new] = torch.einsum("hqk,khd->qhd", weights, values)
-        lse[:, new] = scores.logsumexp(dim=-1)
-    return out, lse
-
-
 def decode_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,

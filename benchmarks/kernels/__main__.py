@@ -3,7 +3,6 @@
     python -m benchmarks.kernels [KERNEL ...] [--json FILE] [--explain]
 
     prefix_decode   decode of requests that share KV, against FlashAttention
-    extend          prefill on a cached prefix, against FlashAttention
     slot_copy       matched slots of blocks, against vLLM's copy of whole blocks
 
 Times need CUDA. Without it the command shows the bytes that each case moves, counted, and how far
@@ -23,12 +22,11 @@ import torch
 from rich.console import Console
 
 from benchmarks.command import check_folders, versions
-from benchmarks.kernels import device, extend, prefix_decode, slot_copy
+from benchmarks.kernels import device, prefix_decode, slot_copy
 from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
 KERNELS: dict[str, ModuleType] = {
     "prefix_decode": prefix_decode,
-    "extend": extend,
     "slot_copy": slot_copy,
 }
 

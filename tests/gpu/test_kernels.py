@@ -19,7 +19,7 @@ try:
 except RuntimeError as error:  # only without CUDA: another file of this process has loaded Triton
     pytest.skip(f"in a process of their own: {error}", allow_module_level=True)
 
-from benchmarks.kernels import extend, prefix_decode, slot_copy
+from benchmarks.kernels import prefix_decode, slot_copy
 
 assert on_cpu() != HAS_CUDA, "SGL_VLLM_TEST_DEVICE says cpu, and there is a CUDA device"
 
@@ -48,12 +48,6 @@ BATCHES = {
     "one request": prefix_decode.Case(1, ((2048, 1),)),
     "long": prefix_decode.Case(16, ((16384, 1),), own_tokens=3),
 }
-PREFILLS = {
-    "ragged": extend.CASES[5],
-    "no prefix": replace(extend.CASES[4], requests=((0, 512),) * 3),
-    "one token each": replace(extend.CASES[0], requests=((300, 1),) * 7),
-    "long prefix": replace(extend.CASES[3], requests=((16384, 100),)),
-}
 
 
 def assert_close(row: dict, dtype: torch.dtype) -> None:
@@ -75,16 +69,6 @@ def test_prefix_decode(batch: str, heads: str, dtype: torch.dtype) -> None:
 def test_prefix_decode_on_blocks_of(block_size: int) -> None:
     case = replace(BATCHES["levels"], block_size=block_size)
     assert_close(prefix_decode.measure(case, HAS_CUDA), case.dtype)
-
-
-@pytest.mark.parametrize(("heads", "dtype"), HEADS_AND_TYPES, ids=str)
-@pytest.mark.parametrize("batch", PREFILLS)
-def test_extend(batch: str, heads: str, dtype: torch.dtype) -> None:
-    count, groups, size = HEADS[heads]
-    case = replace(
-        PREFILLS[batch], num_heads=count, num_kv_heads=groups, head_size=size, dtype=dtype
-    )
-    assert_close(extend.measure(case, HAS_CUDA), dtype)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.kernels import device, extend, slot_copy
+from benchmarks.kernels import device, slot_copy
 from benchmarks.kernels.__main__ import KERNELS, main
 from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
@@ -51,7 +51,7 @@ def test_one_kernel_may_be_named_and_columns_are_explained(
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_times_have_columns_of_their_own(kernel: str) -> None:
     bytes_of = {f"{name}_bytes": 10**9 for name in ("least", "kernel", "stock", "one_by_one")}
-    facts = {"case": "one", "pays": True, "plan_us": 7.0, "tile_rows": 128, "tile_keys": 64}
+    facts = {"case": "one", "pays": True, "plan_us": 7.0}
     times = {"ms": 1.0, "kernel_ms": 0.5, "stock_ms": 4.0, "ratio": 4.0, "gb_s": 2000.0}
     row = {**bytes_of, **facts, **times, "off": 0.0, "stock_off": 0.0}
     output = StringIO()
@@ -67,11 +67,3 @@ def test_the_least_is_the_matched_slots_read_and_written_once() -> None:
     num_slots = sum(number for *_, number in case.copies())
     assert slot_copy.least_bytes(case) == 2 * num_slots * 5 * 2 * 2 * 16 * 2
     assert slot_copy.stock_bytes(case) == 4 * 3 * 16 * 5 * 2 * 2 * 16 * 2
-
-
-def test_one_tile_of_queries_reads_what_has_to_be_read() -> None:
-    """But for the numbers of its blocks: one of 4 bytes for each key."""
-    case = extend.Case("", ((100, 8),), num_heads=8, num_kv_heads=2)
-    of_blocks = 4 * 100 * 2
-    assert extend.kernel_bytes(case, 32) == extend.least_bytes(case) + of_blocks
-    assert extend.kernel_bytes(case, 16) > extend.kernel_bytes(case, 32)

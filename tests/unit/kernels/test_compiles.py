@@ -21,7 +21,6 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from sgl_vllm.kernels import prefix_attention
-from sgl_vllm.kernels.extend_attention import _extend_kernel
 from sgl_vllm.kernels.slot_copy import _slot_copy_kernel
 
 AMPERE, HOPPER = 80, 90
@@ -61,39 +60,6 @@ def compiled(
             attributes[(number,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel.fn, signature, values, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "heads_per_kv_head", "head_size", "block_size"),
-    [(HOPPER, "bf16", 4, 128, 16), (AMPERE, "fp16", 7, 80, 48)],
-)
-def test_extend_attention(
-    capability: int, dtype: str, heads_per_kv_head: int, head_size: int, block_size: int
-) -> None:
-    data = ("query", "key", "value", "key_cache", "value_cache", "out")
-    index = ("block_table", "prefix_lens", "query_start_loc")
-    types = {
-        **dict.fromkeys(data, f"*{dtype}"),
-        **dict.fromkeys(index, "*i32"),
-        "lse": "*fp32",
-        "scale_log2": "fp32",
-    }
-    constants = {
-        "HEADS_PER_KV_HEAD": heads_per_kv_head,
-        "HEAD_SIZE": head_size,
-        "HEAD_SIZE_PADDED": triton.next_power_of_2(head_size),
-        "BLOCK_SIZE": block_size,
-        "HAS_LSE": True,
-        "PRECISION": "tf32",
-        "WIDEN": False,
-        "ROWS_UP_TO": 1 << 30,
-        "TILE_ROWS": 64,
-        "TILE_KEYS": 64,
-    }
-    made = compiled(_extend_kernel, capability, types, constants, num_warps=4, num_stages=2)
-    assert made.metadata.shared <= SHARED_BYTES[capability]
-    products = {AMPERE: "mma.sync", HOPPER: "wgmma.mma_async"}
-    assert products[capability] in made.asm["ptx"]
 
 
 def test_slot_copy_moves_16_bytes_at_a_time() -> None:
