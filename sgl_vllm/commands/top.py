@@ -112,9 +112,8 @@ class Sample:
 
 Row = Json
 """A server's line, as `--json` prints it. A number is None where the server has no such figure, or
-no earlier sample to compare with. `programs`: how many are in each state;
-`recomputed_tokens_per_s`: by cause, those that occurred in the interval; `parts_off`: parts that
-are off, with the reasons."""
+no earlier sample to compare with. `programs` says how many are in each state, `parts_off` why parts
+are off, and `recomputed_tokens_per_s` is by cause, of those that occurred in the interval."""
 
 COLUMNS = {
     "run": "running",

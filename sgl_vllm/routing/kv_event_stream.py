@@ -7,14 +7,14 @@ numbers. Pure: events are read by the names of their classes and fields.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Protocol, cast
+from collections.abc import Iterable
+from typing import Any  # Any: events, by the names of their fields
 
 import numpy as np
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.routing.costs import Worker
-from sgl_vllm.routing.kv_event_index import BlockHash, KvEventCache
+from sgl_vllm.routing.kv_event_index import KvEventCache
 
 logger = logging.getLogger(__name__)
 
@@ -26,29 +26,6 @@ FULL_ATTENTION = ("full_attention", "mla_attention")
 
 ExtraKeys = tuple[object, ...] | None
 """What vLLM adds to a block's hash: adapter and salt as strings, images as tuples."""
-
-
-class _Placed(Protocol):
-    medium: str | None
-    group_idx: int | None
-
-
-class BlockRemoved(_Placed, Protocol):
-    """`vllm.distributed.kv_events.BlockRemoved`, as far as it is read."""
-
-    block_hashes: Sequence[BlockHash]
-
-
-class BlockStored(_Placed, Protocol):
-    """`vllm.distributed.kv_events.BlockStored`, as far as it is read."""
-
-    block_hashes: Sequence[BlockHash]
-    parent_block_hash: BlockHash | None
-    token_ids: Sequence[int]
-    block_size: int
-    lora_name: str | None
-    extra_keys: Sequence[ExtraKeys] | None
-    kv_cache_spec_kind: str | None
 
 
 class KvEventStream:
@@ -96,31 +73,30 @@ class KvEventStream:
             self._apply(event)
         return is_complete
 
-    def _apply(self, event: object) -> None:
+    def _apply(self, event: Any) -> None:
         kind = type(event).__name__
         if kind == "AllBlocksCleared":
             self.cache.clear()
             return
-        placed = cast(_Placed, event)
-        if placed.medium not in (None, MEDIUM_GPU):
+        if event.medium not in (None, MEDIUM_GPU):
             return
         if kind == "BlockStored" and not self._is_full:
-            self._follow_full_attention(cast(BlockStored, event))
-        if (placed.group_idx or 0) != self._group:
+            self._follow_full_attention(event)
+        if (event.group_idx or 0) != self._group:
             return
         if kind == "BlockRemoved":
-            self.cache.remove(cast(BlockRemoved, event).block_hashes)
+            self.cache.remove(event.block_hashes)
         elif kind == "BlockStored":
-            self._store(cast(BlockStored, event))
+            self._store(event)
 
-    def _follow_full_attention(self, event: BlockStored) -> None:
+    def _follow_full_attention(self, event: Any) -> None:
         self._is_full = getattr(event, "kv_cache_spec_kind", None) in FULL_ATTENTION
         group = event.group_idx or 0
         if self._is_full and group != self._group:
             self._group = group
             self.cache.clear()
 
-    def _store(self, event: BlockStored) -> None:
+    def _store(self, event: Any) -> None:
         if event.block_size > self._block_size:
             raise ValueError(
                 f"the engine's blocks have {event.block_size} tokens and this router's "

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,18 +49,14 @@ class UnknownWorker(KeyError):
     """There is no such worker. `PrefixRouter.add_worker` adds one."""
 
 
+@dataclass(slots=True, eq=False)
 class _WorkerState:
     """A worker's slot, and what it has cached: by guess, and by events if it publishes any."""
 
-    __slots__ = ("approx", "events", "name", "slot")
-
-    def __init__(
-        self, name: Worker, slot: int, approx: ApproxCache, events: KvEventStream | None
-    ) -> None:
-        self.name = name
-        self.slot = slot
-        self.approx = approx
-        self.events = events
+    name: Worker
+    slot: int
+    approx: ApproxCache
+    events: KvEventStream | None
 
 
 class PrefixRouter:
