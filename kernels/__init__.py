@@ -4,7 +4,8 @@ Installed as `sgl_vllm.kernels`. Importing the package imports neither torch nor
 do.
 
 - `slot_copy`: leading slots of blocks into other blocks, all layers in one launch
-- `prefix_attention`: decode that reads what requests share once, by the plan of `prefix_plan`
+- `prefix_attention`: decode that reads what requests share once, planned by `prefix_plan`
+  for the shared blocks that `prefix_levels` finds
 - `attention_backend`: vLLM's FlashAttention backend with that kernel; `decode_step` decides when
 - `checks`: argument checks that the kernels share
 - `reference`: what the kernels compute, in plain PyTorch

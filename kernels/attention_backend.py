@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable
     from vllm.v1.worker.gpu.block_table import BlockTables
 from .prefix_attention import DevicePlan
-from .prefix_plan import AttentionShape, Ints
+from .prefix_levels import AttentionShape, Ints
 
 logger = init_logger(__name__)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .prefix_plan import DEFAULT_COSTS, AttentionShape, Costs, Ints, Plan, make_plan
+from .prefix_levels import DEFAULT_COSTS, AttentionShape, Costs, Ints
+from .prefix_plan import Plan, make_plan
 
 if TYPE_CHECKING:
     import torch

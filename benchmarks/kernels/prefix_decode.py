@@ -152,7 +152,7 @@ def distinct_tokens(table: np.ndarray, lengths: np.ndarray, block_size: int) -> 
 
 def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
     """One case: its bytes, how far off its results are, and with CUDA its times and stock's."""
-    from sgl_vllm.kernels import prefix_plan
+    from sgl_vllm.kernels import prefix_levels, prefix_plan
     from sgl_vllm.kernels.prefix_attention import DevicePlan, prefix_decode_attention
 
     table, lengths = tables_of(case)
@@ -179,7 +179,7 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
     run, device = (case, "cuda") if has_cuda else (case.small(), "cpu")
     if not has_cuda:
         table, lengths = tables_of(run)
-        plan = prefix_plan.build_plan(table, lengths, _shape_of(run), prefix_plan.FREE)
+        plan = prefix_plan.build_plan(table, lengths, _shape_of(run), prefix_levels.FREE)
     arguments = arguments_of(run, table, device)
     seq_lens = torch.from_numpy(lengths).to(device)
     on_device = DevicePlan.upload(plan, device)
@@ -194,7 +194,7 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
 
 
 def _shape_of(case: Case) -> Any:
-    from sgl_vllm.kernels.prefix_plan import AttentionShape
+    from sgl_vllm.kernels.prefix_levels import AttentionShape
 
     return AttentionShape(
         num_heads=case.num_heads,

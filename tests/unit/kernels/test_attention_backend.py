@@ -18,7 +18,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.block_table import BlockTable
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from sgl_vllm.kernels import attention_backend, prefix_plan
+from sgl_vllm.kernels import attention_backend, prefix_levels, prefix_plan
 from sgl_vllm.kernels.attention_backend import (
     PrefixGroupedBackend,
     PrefixGroupedBuilder,
@@ -30,7 +30,7 @@ from sgl_vllm.kernels.decode_step import Planner
 from sgl_vllm.kernels.prefix_attention import DevicePlan
 from sgl_vllm.vllm_api.patching import wrap
 
-SHAPE = prefix_plan.AttentionShape(4, 2, 32, 2, 16)
+SHAPE = prefix_levels.AttentionShape(4, 2, 32, 2, 16)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def metadata(plan: DevicePlan | None) -> PrefixGroupedMetadata:
     )
 
 
-def device_plan(shape: prefix_plan.AttentionShape = SHAPE) -> DevicePlan:
+def device_plan(shape: prefix_levels.AttentionShape = SHAPE) -> DevicePlan:
     table = np.array([[0, 1, 2], [0, 1, 3]], dtype=np.int32)
     plan = prefix_plan.build_plan(table, np.array([40, 35], dtype=np.int32), shape)
     return DevicePlan.upload(plan, "cpu")
@@ -254,7 +254,7 @@ def test_the_second_runners_tables_are_mirrored(registered: None) -> None:
 def test_a_plan_goes_to_the_device_once(registered: None) -> None:
     builder = object.__new__(PrefixGroupedBuilder)
     builder.device = torch.device("cpu")
-    builder._planner = Planner(SHAPE, prefix_plan.FREE)
+    builder._planner = Planner(SHAPE, prefix_levels.FREE)
     builder._on_device = None
     table = first_runners_table([[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 0]])
     rows = table.get_device_tensor(2)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_vllm.kernels import decode_step, prefix_plan
+from sgl_vllm.kernels import decode_step, prefix_levels, prefix_plan
 from sgl_vllm.kernels.decode_step import HostRows, Layer, Planner, num_decodes
 
 LAYER = Layer(head_size=128, num_heads=32, num_kv_heads=8)
-SHAPE = prefix_plan.AttentionShape(4, 1, 32, 2, 16)
-EAGER = replace(prefix_plan.FREE, min_split_tokens_per_row=0)
+SHAPE = prefix_levels.AttentionShape(4, 1, 32, 2, 16)
+EAGER = replace(prefix_levels.FREE, min_split_tokens_per_row=0)
 
 # -- when it applies
 

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.kernels import decode_step, reference
+from sgl_vllm.kernels import prefix_levels as pl
 from sgl_vllm.kernels import prefix_plan as pp
 from sgl_vllm.kernels.prefix_attention import DevicePlan, prefix_decode_attention
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Absolute, of values around 1: the interpreter rounds to bf16 by cutting off."""
 
-SPLITS = replace(pp.FREE, min_split_tokens=64, min_split_tokens_per_row=0, rows_per_tile=32)
+SPLITS = replace(pl.FREE, min_split_tokens=64, min_split_tokens_per_row=0, rows_per_tile=32)
 """Short splits and small tiles, so that few tokens have several of both."""
 
 
@@ -58,14 +59,14 @@ def batch_of(
     return Batch(query.to(dtype), key_cache, value_cache, block_table, lengths)
 
 
-def shape_of(batch: Batch) -> pp.AttentionShape:
+def shape_of(batch: Batch) -> pl.AttentionShape:
     _, num_heads, head_size = batch.query.shape
     _, block_size, num_kv_heads, _ = batch.key_cache.shape
     itemsize = batch.key_cache.element_size()
-    return pp.AttentionShape(num_heads, num_kv_heads, head_size, itemsize, block_size)
+    return pl.AttentionShape(num_heads, num_kv_heads, head_size, itemsize, block_size)
 
 
-def plan_of(batch: Batch, costs: pp.Costs = SPLITS) -> pp.Plan:
+def plan_of(batch: Batch, costs: pl.Costs = SPLITS) -> pp.Plan:
     # As if KV were dear, so that all is shared that can be.
     dear = replace(shape_of(batch), itemsize_bytes=64 * 1024 // batch.query.shape[2] // 32)
     return pp.build_plan(batch.block_table.numpy(), batch.seq_lens.numpy(), dear, costs)
@@ -263,7 +264,7 @@ def test_attend_reads_vllms_cache_and_leaves_padding_alone(layout: str) -> None:
         kv_cache = torch.randn(5, 16, 1, 64, generator=generator).transpose(1, 2)
     query = torch.randn(num_tokens, 4, 32, generator=generator)
     output = torch.full_like(query, 7.0)
-    dear = pp.AttentionShape(4, 1, 32, 256, 16)
+    dear = pl.AttentionShape(4, 1, 32, 256, 16)
     plan = pp.build_plan(block_table[:2].numpy(), seq_lens[:2].numpy(), dear, SPLITS)
     assert plan.num_segments == 1
     decode_step.attend(

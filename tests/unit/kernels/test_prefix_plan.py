@@ -12,12 +12,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from sgl_vllm.kernels import prefix_levels as pl
 from sgl_vllm.kernels import prefix_plan as pp
 
-SHAPE = pp.AttentionShape(
+SHAPE = pl.AttentionShape(
     num_heads=4, num_kv_heads=2, head_size=64, itemsize_bytes=2, block_size_tokens=4
 )
-SMALL = replace(pp.FREE, min_split_tokens=8, min_split_tokens_per_row=0)
+SMALL = replace(pl.FREE, min_split_tokens=8, min_split_tokens_per_row=0)
 
 # -- batches
 
@@ -57,7 +58,7 @@ def batches(draw: st.DrawFn, max_requests: int = 9, max_blocks: int = 7) -> Batc
 
 
 shapes = st.builds(
-    lambda per_kv_head, num_kv_heads, itemsize_bytes: pp.AttentionShape(
+    lambda per_kv_head, num_kv_heads, itemsize_bytes: pl.AttentionShape(
         per_kv_head * num_kv_heads, num_kv_heads, 16, itemsize_bytes, SHAPE.block_size_tokens
     ),
     st.sampled_from([1, 2, 4, 7, 16, 71]),
@@ -65,7 +66,7 @@ shapes = st.builds(
     st.sampled_from([2, 256]),  # so that few tokens are many bytes, and much is shared
 )
 costs = st.builds(
-    pp.Costs,
+    pl.Costs,
     launch_bytes=st.just(0),
     item_bytes=st.sampled_from([0, 500, 5_000]),
     efficiency=st.just(1.0),
@@ -109,7 +110,7 @@ def nodes_by_hand(table: np.ndarray, full: np.ndarray) -> set[Node]:
     return set(grow(list(range(len(table))), 0))
 
 
-def nodes_of(tree: pp.PrefixTree) -> set[Node]:
+def nodes_of(tree: pl.PrefixTree) -> set[Node]:
     nodes = set()
     for depth, level in enumerate(tree.levels):
         for node in range(len(level.first)):
@@ -122,14 +123,14 @@ def nodes_of(tree: pp.PrefixTree) -> set[Node]:
 @given(batches())
 def test_the_tree_is_the_one_found_by_hand(batch: Batch) -> None:
     full = batch.seq_lens // SHAPE.block_size_tokens
-    tree = pp.find_tree(batch.block_table, full)
+    tree = pl.find_tree(batch.block_table, full)
     assert sorted(tree.order) == list(range(len(full)))
     assert nodes_of(tree) == nodes_by_hand(batch.block_table, full)
 
 
 @given(batches())
 def test_a_node_lies_within_its_parent(batch: Batch) -> None:
-    tree = pp.find_tree(batch.block_table, batch.seq_lens // SHAPE.block_size_tokens)
+    tree = pl.find_tree(batch.block_table, batch.seq_lens // SHAPE.block_size_tokens)
     for above, level in itertools.pairwise(tree.levels):
         assert (above.first[level.parent] <= level.first).all()
         assert (level.stop <= above.stop[level.parent]).all()
@@ -137,11 +138,11 @@ def test_a_node_lies_within_its_parent(batch: Batch) -> None:
 
 
 def test_levels_below_the_limit_are_left_out() -> None:
-    count = pp.MAX_LEVELS + 5
+    count = pl.MAX_LEVELS + 5
     table = np.tile(np.arange(count, dtype=np.int32), (count, 1))
     table[np.arange(count), np.arange(count)] += 1000  # row i leaves at block i
-    tree = pp.find_tree(table, np.full(count, count))
-    assert len(tree.levels) == pp.MAX_LEVELS
+    tree = pl.find_tree(table, np.full(count, count))
+    assert len(tree.levels) == pl.MAX_LEVELS
     lengths = np.full(count, count * SHAPE.block_size_tokens, dtype=np.int32)
     assert_covered(pp.build_plan(table, lengths, SHAPE, SMALL), Batch(table, lengths))
 
@@ -177,13 +178,13 @@ def assert_covered(plan: pp.Plan, batch: Batch, grown_by: int = 0) -> None:
 
 @given(batches(), shapes, costs)
 def test_every_position_is_covered_once(
-    batch: Batch, shape: pp.AttentionShape, costs: pp.Costs
+    batch: Batch, shape: pl.AttentionShape, costs: pl.Costs
 ) -> None:
     assert_covered(pp.build_plan(*batch, shape, costs), batch)
 
 
 @given(batches(), costs, st.integers(1, 9))
-def test_a_plan_stays_right_while_requests_grow(batch: Batch, costs: pp.Costs, by: int) -> None:
+def test_a_plan_stays_right_while_requests_grow(batch: Batch, costs: pl.Costs, by: int) -> None:
     wider = np.pad(batch.block_table, ((0, 0), (0, 3)), constant_values=7)
     plan = pp.build_plan(wider, batch.seq_lens, SHAPE, costs)
     assert_covered(plan, Batch(wider, batch.seq_lens), grown_by=by)
@@ -191,7 +192,7 @@ def test_a_plan_stays_right_while_requests_grow(batch: Batch, costs: pp.Costs, b
 
 @given(batches(), shapes, costs)
 def test_no_plan_reads_more_than_without(
-    batch: Batch, shape: pp.AttentionShape, costs: pp.Costs
+    batch: Batch, shape: pl.AttentionShape, costs: pl.Costs
 ) -> None:
     plan = pp.build_plan(*batch, shape, costs)
     assert plan.kv_tokens_distinct <= plan.kv_tokens_read <= plan.kv_tokens_read_ungrouped
@@ -199,7 +200,7 @@ def test_no_plan_reads_more_than_without(
 
 
 @given(batches(), shapes, costs)
-def test_a_tile_holds_its_items(batch: Batch, shape: pp.AttentionShape, costs: pp.Costs) -> None:
+def test_a_tile_holds_its_items(batch: Batch, shape: pl.AttentionShape, costs: pl.Costs) -> None:
     plan = pp.build_plan(*batch, shape, costs)
     rows = plan.items[:, pp.NUM_MEMBERS] * shape.queries_per_kv_head
     assert (rows[: plan.num_wide_items] <= plan.wide_rows).all()
@@ -209,7 +210,7 @@ def test_a_tile_holds_its_items(batch: Batch, shape: pp.AttentionShape, costs: p
 
 @given(batches(max_blocks=5), shapes, costs)
 def test_the_chosen_levels_are_the_cheapest_choice(
-    batch: Batch, shape: pp.AttentionShape, costs: pp.Costs
+    batch: Batch, shape: pl.AttentionShape, costs: pl.Costs
 ) -> None:
     costs = replace(costs, min_split_tokens=1000)  # an item's end is the end of its level
     size = shape.block_size_tokens
@@ -263,7 +264,7 @@ def test_a_level_that_does_not_pay_is_read_by_those_below() -> None:
 # -- whether it pays
 
 
-LARGE = pp.AttentionShape(
+LARGE = pl.AttentionShape(
     num_heads=32, num_kv_heads=8, head_size=128, itemsize_bytes=2, block_size_tokens=16
 )
 
@@ -301,7 +302,7 @@ def test_a_plan_that_saves_too_little_is_none(batch: Batch) -> None:
 
 
 @given(batches(), costs)
-def test_no_plan_is_made_that_does_not_pay(batch: Batch, costs: pp.Costs) -> None:
+def test_no_plan_is_made_that_does_not_pay(batch: Batch, costs: pl.Costs) -> None:
     plan = pp.make_plan(*batch, SHAPE, costs)
     best = pp.build_plan(*batch, SHAPE, costs)
     assert (plan is not None) == best.pays(costs)
@@ -311,8 +312,8 @@ def test_splits_fill_the_multiprocessors_without_a_wave_for_a_few() -> None:
     for shared_blocks in (64, 512, 700, 2048):
         plan = pp.build_plan(*one_group(64, shared_blocks, 16), LARGE)
         programs = plan.num_wide_items * LARGE.num_kv_heads
-        assert programs <= pp.DEFAULT_COSTS.num_multiprocessors
-    assert programs > 0.9 * pp.DEFAULT_COSTS.num_multiprocessors
+        assert programs <= pl.DEFAULT_COSTS.num_multiprocessors
+    assert programs > 0.9 * pl.DEFAULT_COSTS.num_multiprocessors
 
 
 # -- wrong arguments
@@ -352,4 +353,4 @@ def test_a_wrong_shape_is_refused(wrong: dict[str, int], message: str) -> None:
 )
 def test_wrong_costs_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
-        replace(pp.DEFAULT_COSTS, **wrong)
+        replace(pl.DEFAULT_COSTS, **wrong)
