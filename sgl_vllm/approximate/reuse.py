@@ -19,10 +19,11 @@ resumes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict  # Any: counters
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
@@ -40,6 +41,7 @@ from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
+from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ class _Planned:
     is_admitted: bool = False
 
 
-class ApproximateReuse:
+class ApproximateReuse(StepHooks):
     """The requests of one engine that mark segments.
 
     Without such a request, a step costs a few checks of empty dictionaries.
@@ -141,6 +143,9 @@ class ApproximateReuse:
     def install(self, scheduler: Scheduler) -> None:
         """Let chunks end where segments are reused. To be called once, when workers can copy."""
         wrap(scheduler, "_reserve_prefill_lookahead")(self._cut)
+
+    def sections(self) -> Mapping[str, Any]:
+        return {"approximate": copy.copy(self.counters)}
 
     def renew(self) -> None:
         """Forget all segments and counts. To be called when no request runs or waits."""
@@ -232,16 +237,14 @@ class ApproximateReuse:
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def prompt_done(self, request: Request) -> None:
-        """The prompt of a request is in the tree, as far as it is exact: note where its segments
-        are."""
-        marked = self._marked.get(request)
-        if marked is not None and marked.tokens and self._radix.tree is not None:
-            self.index.add(marked.namespace, marked.tokens, marked.segments)
-
-    def before_pass(self) -> None:
-        """Move requests that have computed a chunk past what they reuse after it, and past further
-        chunks as far as the next pass has room for them."""
+    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
+        """Note where the segments of these prompts are, which are in the tree as far as they are
+        exact. Move requests that have computed a chunk past what they reuse after it, and past
+        further chunks as far as the next pass has room for them."""
+        for request in prompts_done:
+            marked = self._marked.get(request)
+            if marked is not None and marked.tokens and self._radix.tree is not None:
+                self.index.add(marked.namespace, marked.tokens, marked.segments)
         if not self._planned:
             return
         self._forget_ended()
@@ -251,7 +254,7 @@ class ApproximateReuse:
             if left and request.num_computed_tokens == left[0].start:
                 request.num_computed_tokens = _move(planned, room)
 
-    def leaving_room(self) -> AbstractContextManager[None]:
+    def while_scheduling(self) -> AbstractContextManager[None]:
         """While inside, what vLLM schedules leaves room for the chunks of the next pass."""
         return leave_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
 
@@ -322,7 +325,7 @@ class ApproximateReuse:
             reuse.shift,
         )
 
-    def attach(
+    def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
         """Flag the answers of requests that asked for approximate reuse, in the field that also

@@ -28,11 +28,13 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol  # Any: counters
 from weakref import WeakSet
 
-from vllm.v1.core.sched.output import GrammarOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
@@ -48,6 +50,7 @@ from sgl_vllm.jump.refused import RefusedTokens
 from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.jump.short_runs import ShortRuns
 from sgl_vllm.jump.unsent import UnsentTokens, num_before_end
+from sgl_vllm.step_hooks import StepHooks
 
 
 class JumpListener(Protocol):
@@ -57,7 +60,7 @@ class JumpListener(Protocol):
         """Tokens [start, end) of the output of `request` were forced."""
 
 
-class JumpForward:
+class JumpForward(StepHooks):
     """Jumps the requests of one scheduler.
 
     After every step, the output of a request whose grammar forces tokens ends with all of them, and
@@ -110,7 +113,17 @@ class JumpForward:
         """Unexpected errors so far. Each is in the log."""
         return self.counters.errors
 
+    def sections(self) -> Mapping[str, Any]:
+        return {"jump_forward": copy.copy(self.counters)}
+
     # -- before the first forward pass ------------------------------------------------------------
+
+    def may_be_scheduled(self, request: Request, *, grammar_is_new: bool) -> bool:
+        """Whether a request may run: not while it lacks what a jump needs. If its grammar has just
+        become ready, the text that the grammar forces at the start is appended."""
+        if grammar_is_new:
+            self.open(request)
+        return self.jumped.may_be_scheduled(request)
 
     def open(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""
@@ -130,13 +143,17 @@ class JumpForward:
         if tokens:
             self.jumped.add_opened(request)
 
-    def before_update(self, model_output: ModelRunnerOutput) -> None:
-        """Before vLLM reads what a forward pass has sampled."""
-        self.unsent.replace_sampled(model_output)
+    def before_update(
+        self,
+        scheduled: SchedulerOutput,
+        sampled: ModelRunnerOutput,
+        requests: Mapping[str, Request],
+    ) -> None:
+        self.unsent.replace_sampled(sampled)
 
     # -- before every forward pass ----------------------------------------------------------------
 
-    def before_pass(self) -> None:
+    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
         """Jump over the forced runs that are longer than the drafts of their requests.
 
         The model accepts all forced tokens of legal drafts, and perhaps more, and samples one. A
@@ -151,6 +168,18 @@ class JumpForward:
                 jumped.append(request)
         self._leave_running(jumped)
         self._num_forced.clear()
+
+    def while_scheduling(self) -> AbstractContextManager[None]:
+        return nothing_running(self._scheduler) if self.holds_next_pass() else nullcontext()
+
+    def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
+        """Jumped requests resume."""
+        self.jumped.rewrite_resumed(output)
+        self.jumped.release_one_if_stuck(output)
+        return ()
+
+    def release_blocks(self) -> None:
+        self.jumped.release_all()
 
     def holds_next_pass(self) -> bool:
         """Whether the next pass waits for the one in flight: if all running requests are likely
@@ -188,6 +217,10 @@ class JumpForward:
 
     # -- beside speculative decoding --------------------------------------------------------------
 
+    def drafts_are_known(self) -> None:
+        """With synchronous scheduling, that is after jumps."""
+        self.jumped.drop_drafts()
+
     def cut_accepted(self, request: Request, tokens: list[int], *, is_stale: bool) -> None:
         """Drop accepted drafts from where they write forced text in other tokens than a jump. Call
         it before vLLM takes `tokens`.
@@ -218,7 +251,9 @@ class JumpForward:
 
     # -- after every forward pass -----------------------------------------------------------------
 
-    def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
+    def after_update(
+        self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
+    ) -> None:
         """Append forced tokens to every request that has just got a token. A request whose jump
         fails partway ends with an error; the others continue."""
         scheduler = self._scheduler
@@ -369,3 +404,14 @@ class JumpForward:
         self.counters.forced_tokens += end - start
         for listener in self.listeners:
             listener.jumped(request, start, end)
+
+
+@contextmanager
+def nothing_running(scheduler: Scheduler) -> Iterator[None]:
+    """While inside, vLLM schedules no running request, and does the rest of its step. Only if no
+    request waits, because none may enter `running` meanwhile."""
+    paused_running, scheduler.running = scheduler.running, []
+    try:
+        yield
+    finally:
+        scheduler.running = paused_running

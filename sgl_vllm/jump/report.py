@@ -26,6 +26,7 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.jump.records import follow
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import REPORT
+from sgl_vllm.step_hooks import StepHooks
 
 logger = init_logger("vllm.sgl_vllm.report")
 
@@ -72,7 +73,7 @@ class Record:
         )
 
 
-class ForcedReports:
+class ForcedReports(StepHooks):
     """The records of live requests that asked for a report.
 
     Args:
@@ -102,7 +103,7 @@ class ForcedReports:
         if record is not None and start < end:
             record.runs.append((start, end))
 
-    def attach(
+    def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
         """Put the report of each request into the outputs that must carry it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar  # Any: JSON, and what passes through
 from weakref import WeakKeyDictionary
@@ -29,6 +29,7 @@ from sgl_vllm.protocol.request_ids import is_of_client
 from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES
+from sgl_vllm.step_hooks import StepHooks
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -96,7 +97,7 @@ class _Member:
         return [*step, tuple(last), ("last", *last[-1:])]
 
 
-class Programs:
+class Programs(StepHooks):
     """The programs of one engine. While the tree is off, nothing is known of them.
 
     Args:
@@ -141,7 +142,7 @@ class Programs:
     def step_starts(self) -> None:
         """A step begins, which may evict what ended requests have left."""
         if self._radix.retention.left:
-            self._guarded(lambda tree: None)
+            self._read_left()
 
     def _left(self, tree: RadixTree, left: Left) -> None:
         """What an ended request has computed is in the tree. If it got its whole answer, this is a
@@ -184,10 +185,10 @@ class Programs:
             )
         )
 
-    def counts(self) -> ProgramGauges | None:
-        """How many programs are in each state; None if that is not known. O(requests and contexts):
-        0.4 ms for 1,000 requests and all that is remembered."""
-        return self._guarded(self._counts, time.monotonic())
+    def sections(self) -> Mapping[str, Any]:
+        """How many programs are in each state, if that is known. O(requests and contexts): 0.4 ms
+        for 1,000 requests and all that is remembered."""
+        return {"programs": self._guarded(self._counts, time.monotonic())}
 
     def _counts(self, tree: RadixTree, now_s: float) -> ProgramGauges:
         return count_programs(
@@ -237,11 +238,14 @@ class Programs:
     def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
         """The result of `step`, called with the tree when all that was left is known; None if it
         fails, or while the tree is off."""
-        tree = self._radix.tree
-        if tree is None:
-            return None
-        retention = self._radix.retention
-        left, retention.left = retention.left, []
-        for one in left:
-            self._guard.run(self._left, tree, one)
-        return self._guard.run(step, tree, *args)
+        tree = self._read_left()
+        return None if tree is None else self._guard.run(step, tree, *args)
+
+    def _read_left(self) -> RadixTree | None:
+        """Note what ended requests have left. Returns the tree; None while it is off."""
+        tree, retention = self._radix.tree, self._radix.retention
+        if tree is not None:
+            left, retention.left = retention.left, []
+            for one in left:
+                self._guard.run(self._left, tree, one)
+        return tree

@@ -15,8 +15,9 @@ them in the same call. So computed tokens enter the tree before that call.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any  # Any: arguments of vLLM's
+from typing import Any  # Any: arguments of vLLM's, and counters
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
@@ -45,12 +46,13 @@ from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
+from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
 
 
-class RadixKVCacheManager(KVCacheManager):
+class RadixKVCacheManager(KVCacheManager, StepHooks):
     """Added to a live manager by `adopt`."""
 
     pool: RadixBlockPool
@@ -344,10 +346,11 @@ class RadixKVCacheManager(KVCacheManager):
             )
         return blocks
 
-    def index_prompt(self, request: Request) -> None:
-        """Put the whole prompt of a running `request` into the tree, to the token. It must be
-        computed before the next forward pass begins."""
-        self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
+    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
+        """Put these whole prompts into the tree, to the token. They are computed before the next
+        forward pass begins."""
+        for request in prompts_done:
+            self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
 
     def free(self, request: Request) -> None:
         self._leave(request)
@@ -404,10 +407,9 @@ class RadixKVCacheManager(KVCacheManager):
 
     # -- views --------------------------------------------------------------------------------
 
-    @property
-    def gauges(self) -> RadixGauges:
+    def sections(self) -> Mapping[str, Any]:
         tree = self.pool.tree
-        return RadixGauges(
+        gauges = RadixGauges(
             tree_nodes=tree.num_nodes,
             tree_tokens=tree.num_tokens,
             tree_blocks=tree.num_blocks,
@@ -418,6 +420,12 @@ class RadixKVCacheManager(KVCacheManager):
             pinned_tokens=self.groups.tokens_in(len(self.pins.block_ids)),
             block_size=self.block_size,
         )
+        return {
+            "radix": copy.copy(self.counters),
+            "evictions": copy.copy(self.pool.counters),
+            "cache": gauges,
+            "misses": copy.copy(self.misses.counters),
+        }
 
     def snapshot(
         self,

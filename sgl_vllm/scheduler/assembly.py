@@ -7,9 +7,9 @@ why a part is off, which each part says itself (`part.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol  # Any: methods of any kind
 
 from sgl_vllm.approximate import part as approximate
 from sgl_vllm.approximate.characters import TokenTexts
@@ -35,15 +35,14 @@ from sgl_vllm.scheduler.stats import ON
 from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.self_check.plan import Plan, marker_for, plan_for
 from sgl_vllm.speculation import drafting_of
+from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
 from sgl_vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.request import Request
 
     from sgl_vllm.config import Options
 
@@ -61,18 +60,6 @@ class CountsErrors(Protocol):
 
     @property
     def num_errors(self) -> int: ...
-
-
-class Follower(Protocol):
-    """A part that follows requests from their arrival to their last output."""
-
-    def expect(self, request: Request) -> None:
-        """A new request has arrived."""
-
-    def attach(
-        self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
-    ) -> None:
-        """A step has these outputs. Put what is to be told into them."""
 
 
 @dataclass(slots=True)
@@ -107,10 +94,31 @@ class Parts:
     traces: RequestTraces | None = None
     approximate: ApproximateReuse | None = None
 
-    def followers(self) -> list[Follower]:
-        """In the order in which they get their turn."""
-        followers = (self.reports, self.refusals, self.approximate, self.traces)
-        return [one for one in followers if one is not None]
+    _at_moments: dict[Callable[..., Any], list[StepHooks]] = field(default_factory=dict, init=False)
+
+    def have_changed(self) -> None:
+        """To be called when a part was set after the engine was built."""
+        self._at_moments.clear()
+
+    def that_have(self, moment: Callable[..., Any]) -> list[StepHooks]:
+        """The parts that do something at a moment of `StepHooks`, in the order in which they get
+        their turn before a pass."""
+        found = self._at_moments.get(moment)
+        if found is None:
+            name = moment.__name__
+            found = [part for part in self._hooks() if getattr(type(part), name) is not moment]
+            self._at_moments[moment] = found
+        return found
+
+    def _hooks(self) -> Iterator[StepHooks]:
+        """A jump may free what the queue's order depends on. Traces and reports tell of all that
+        came before them after a pass, and approximate reuse adds to reports."""
+        for part in (
+            *(self.traces, self.radix, self.programs, self.approximate, self.refusals),
+            *(self.reports, self.jump, self.queue, self.tiers, self.select),
+        ):
+            if part is not None:
+                yield part
 
     def states(self) -> dict[str, str]:
         """For each part `ON`, or why it is off."""
@@ -133,6 +141,7 @@ class Parts:
             self.jump = self.reports = None
         elif name == select.PART.name:
             self.select = None
+        self.have_changed()
 
     def num_errors(self, name: str) -> int:
         """Unexpected errors of a part so far. Each is in the log."""
@@ -189,7 +198,9 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
         if is_on(select.PART):
             parts.select = ScoredRequests(parts.radix.first_scored)
         if scheduler.connector is not None:
-            parts.tiers = Tiers(scheduler.connector, parts.radix, _load_rule(options))
+            is_measured = options.tier_rule == "measured"
+            rule = LoadRule(min_tokens=options.tier_min_tokens, measured=is_measured)
+            parts.tiers = Tiers(scheduler.connector, parts.radix, rule)
     if is_on(queue.PART):
         _build_queue(parts)
     if is_on(fsm.PART) or (is_on(jump.PART) and options.jump_mode == "canonical"):
@@ -210,10 +221,8 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
 def renew(parts: Parts) -> None:
     """Make the parts as they were at start: counters, fairness. To be called when no request
     runs or waits, and the cache is empty."""
-    if parts.radix is not None:
-        parts.radix.renew()
-    if parts.tiers is not None:
-        parts.tiers.renew(_load_rule(parts.engine.options))
+    for part in parts.that_have(StepHooks.renew):
+        part.renew()
     if parts.grammars is not None:
         parts.grammars.forget()
     if parts.queue is not None:
@@ -222,12 +231,7 @@ def renew(parts: Parts) -> None:
         _build_jump(parts)
     if parts.select is not None and parts.radix is not None:
         parts.select = ScoredRequests(parts.radix.first_scored)
-    if parts.approximate is not None:
-        parts.approximate.renew()
-
-
-def _load_rule(options: Options) -> LoadRule:
-    return LoadRule(min_tokens=options.tier_min_tokens, measured=options.tier_rule == "measured")
+    parts.have_changed()
 
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:

@@ -22,6 +22,7 @@ from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.snapshot import NO_CONTEXTS
 from sgl_vllm.scheduler.assembly import Parts, log_states
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
+from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.version import __version__
 
 if TYPE_CHECKING:
@@ -79,25 +80,16 @@ class EngineControl:
     def stats(self) -> EngineStats:
         """Counters of every part. Numbers and reasons only, no text of prompts."""
         parts = self._parts
-        radix = parts.radix
+        sections: dict[str, Any] = {}
+        for part in parts.that_have(StepHooks.sections):
+            sections |= part.sections()
         return EngineStats(
             version=__version__,
             parts=parts.states(),
             steps=copy.copy(self._steps),
-            radix=copy.copy(radix.counters) if radix is not None else None,
-            evictions=copy.copy(radix.pool.counters) if radix is not None else None,
-            cache=radix.gauges if radix is not None else None,
-            misses=copy.copy(radix.misses.counters) if radix is not None else None,
-            programs=parts.programs.counts() if parts.programs is not None else None,
-            tiers=parts.tiers.stats() if parts.tiers is not None else None,
-            schedule=copy.copy(parts.queue.counters) if parts.queue is not None else None,
             fsm=parts.grammars.counters if parts.grammars is not None else None,
             structured_output=copy.copy(self._bitmasks),
-            jump_forward=copy.copy(parts.jump.counters) if parts.jump is not None else None,
-            select=copy.copy(parts.select.counters) if parts.select is not None else None,
-            approximate=(
-                copy.copy(parts.approximate.counters) if parts.approximate is not None else None
-            ),
+            **sections,
         )
 
     def tree(self, max_nodes: int = 1000, max_text_tokens: int = 128) -> dict[str, Any]:
@@ -197,6 +189,7 @@ class EngineControl:
             reasons = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
             if _refused("approximate_reuse", reasons):
                 self._parts.approximate = None
+                self._parts.have_changed()
             else:
                 self._parts.approximate.install(self._parts.scheduler)
         if not self._options.radix_slot_copy:

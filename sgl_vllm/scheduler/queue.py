@@ -10,10 +10,12 @@ So a step in which no request can be admitted costs nothing here.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any  # Any: counters
 from weakref import WeakKeyDictionary, WeakSet
 
 from vllm.logger import init_logger
@@ -36,6 +38,7 @@ from sgl_vllm.scheduler.rows import MAX_PRIORITY
 from sgl_vllm.scheduler.scores import PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, MIN_SAVED_TOKENS_ON_CPU, PrefillSharing
 from sgl_vllm.scheduler.traces import RequestTraces
+from sgl_vllm.step_hooks import StepHooks
 
 logger = init_logger("vllm.sgl_vllm.schedule")
 
@@ -74,7 +77,7 @@ class OrderCounters:
     )
 
 
-class CacheAwareQueue(RequestQueue):
+class CacheAwareQueue(RequestQueue, StepHooks):
     """The waiting requests that hold no blocks.
 
     In the middle of a step `bool(queue)` is False while all its requests are held back, because
@@ -136,9 +139,12 @@ class CacheAwareQueue(RequestQueue):
         """Unexpected errors so far. Each is in the log."""
         return self._guard.num_errors
 
+    def sections(self) -> Mapping[str, Any]:
+        return {"schedule": copy.copy(self.counters)}
+
     # -- a step -----------------------------------------------------------------------------------
 
-    def step_starts(self) -> None:
+    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
         self._next = None
         self._is_in_order = False
         self._place = 0
@@ -151,11 +157,11 @@ class CacheAwareQueue(RequestQueue):
         if self._may_evict():
             self._decide_order()
 
-    def step_ends(self, scheduler_output: SchedulerOutput) -> None:
+    def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
         """Count the requests that were popped and not put back as admitted."""
         self._scheduler.deferred_waiting -= self._deferred
         self._deferred.clear()
-        num_scheduled = scheduler_output.num_scheduled_tokens
+        num_scheduled = output.num_scheduled_tokens
         admitted = self._waiting.popped
         if admitted:
             if self._fairness is not None:
@@ -172,10 +178,10 @@ class CacheAwareQueue(RequestQueue):
         self._forget_order_if_empty()
         requests = self._scheduler.requests
         self.charge((requests[name], number) for name, number in num_scheduled.items())
+        return ()
 
     def charge(self, computed: Iterable[tuple[Request, int]]) -> None:
-        """Charge the tokens that a step computes of each request to its tenant. `step_ends` has
-        charged those in the step's `num_scheduled_tokens`."""
+        """Charge the tokens that a step computes of each request to its tenant."""
         if self._fairness is not None:
             self._guard.run(self._charge, self._fairness, computed)
 

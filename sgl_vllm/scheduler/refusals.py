@@ -14,9 +14,10 @@ from vllm.v1.request import Request
 
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.records import follow
+from sgl_vllm.step_hooks import StepHooks
 
 
-class Refusals:
+class Refusals(StepHooks):
     """Follows requests with a format until they end."""
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Refusals:
         if request.structured_output_request is not None:
             self._requests[request.request_id] = request
 
-    def attach(
+    def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
         """Put the reason into the output of each request that is refused. Cost: as of `follow`."""

@@ -11,9 +11,10 @@ Does not own the cap on the hit, which is the cache's (`RadixKVCacheManager.firs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+import copy
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any  # Any: counters
 
 from vllm.logger import init_logger
 
@@ -22,10 +23,12 @@ from sgl_vllm.part import EngineView, Part
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import check_score_from
+from sgl_vllm.step_hooks import StepHooks
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.outputs import LogprobsTensors
+    from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.sgl_vllm.select")
@@ -48,7 +51,7 @@ class SelectCounters:
     )
 
 
-class ScoredRequests:
+class ScoredRequests(StepHooks):
     """The live requests that ask for scores.
 
     Args:
@@ -57,9 +60,13 @@ class ScoredRequests:
 
     def __init__(self, first_token: MutableMapping[Request, int]) -> None:
         self._first_token = first_token
+        self._num_rows: Mapping[str, int] = {}  # of the requests whose outputs are being made
         self.counters = SelectCounters()
 
-    def accept(self, request: Request) -> None:
+    def sections(self) -> Mapping[str, Any]:
+        return {"select": copy.copy(self.counters)}
+
+    def expect(self, request: Request) -> None:
         """Let a new request read the cache if it asks for scores of its prompt's end.
 
         A value that cannot be used is ignored, with a warning: the whole prompt is computed.
@@ -78,23 +85,29 @@ class ScoredRequests:
         request.skip_reading_prefix_cache = False
         self._first_token[request] = value
 
-    def num_rows(self, requests: Iterable[Request]) -> dict[str, int]:
-        """How many rows those of `requests` ask for that ask for any, by request id. Call it before
-        a step's outputs are made, because requests that end in the step are dropped then."""
-        if not self._first_token:
-            return {}
-        return {
-            request.request_id: request.num_prompt_tokens - first_token
-            for request in requests
-            if (first_token := self._first_token.get(request)) is not None
+    def before_update(
+        self,
+        scheduled: SchedulerOutput,
+        sampled: ModelRunnerOutput,
+        requests: Mapping[str, Request],
+    ) -> None:
+        """Note how many rows the requests of a step ask for, as those that end in it are dropped
+        with its outputs."""
+        self._num_rows = {
+            name: request.num_prompt_tokens - first_token
+            for name in (scheduled.num_scheduled_tokens if self._first_token else ())
+            if (request := requests.get(name)) is not None
+            and (first_token := self._first_token.get(request)) is not None
         }
 
-    def cut_rows(self, outputs: Iterable[EngineCoreOutput], num_rows: Mapping[str, int]) -> None:
+    def after_update(
+        self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
+    ) -> None:
         """Leave only the rows that were asked for. If some of these were not computed, leave none:
         the client finds no scores instead of wrong ones."""
-        for output in outputs:
+        for output in outputs if self._num_rows else ():
             tensors = output.new_prompt_logprobs_tensors
-            count = num_rows.get(output.request_id)
+            count = self._num_rows.get(output.request_id)
             if tensors is None or count is None:
                 continue
             if count > len(tensors.logprobs):

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.jump.records import follow
+from sgl_vllm.step_hooks import StepHooks
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
@@ -42,7 +43,7 @@ class RequestTrace:
     overtakes: int = 0
 
 
-class RequestTraces:
+class RequestTraces(StepHooks):
     """The records of all live requests."""
 
     def __init__(self, block_size: int) -> None:
@@ -64,7 +65,7 @@ class RequestTraces:
             trace.jumps += 1
             trace.forced_tokens += end - start
 
-    def attach(
+    def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
         """Put the record of each request into the outputs that must carry it."""

@@ -39,10 +39,12 @@ def without(parts: Parts, *names: str) -> Iterator[None]:
         parts.jump = None
     if "select" in names:
         parts.select = None
+    parts.have_changed()
     try:
         yield
     finally:
         parts.jump, parts.select = jump, select
+        parts.have_changed()
 
 
 class Stages:

@@ -13,19 +13,21 @@ the tree's partial block.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any  # Any: counters
 from weakref import WeakKeyDictionary
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.tiers.load_rule import LoadRule
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -61,7 +63,7 @@ class _Answer:
     declined: int | None = None
 
 
-class Tiers:
+class Tiers(StepHooks):
     """The scheduler's connector, with the load rule in front of it.
 
     The rule does not apply to requests that say where their KV is (`kv_transfer_params`), nor to
@@ -181,33 +183,41 @@ class Tiers:
 
     # -- around a forward pass ----------------------------------------------------------------
 
-    def pass_begins(self, output: SchedulerOutput) -> None:
+    def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
+        """A pass begins."""
         num_tokens = output.total_num_scheduled_tokens
         if num_tokens and not self._loads_in_pass:
             self._passes[id(output)] = num_tokens, time.perf_counter()
         self._loads_in_pass = False
+        return ()
 
-    def pass_ends(self, output: SchedulerOutput) -> None:
-        """The pass began when it was scheduled, or when the previous pass ended."""
+    def before_update(
+        self,
+        scheduled: SchedulerOutput,
+        sampled: ModelRunnerOutput,
+        requests: Mapping[str, Request],
+    ) -> None:
+        """A pass ends. It began when it was scheduled, or when the previous pass ended."""
         now = time.perf_counter()
-        num_tokens, since = self._passes.pop(id(output), (0, now))
+        num_tokens, since = self._passes.pop(id(scheduled), (0, now))
         self._rule.passes.add(num_tokens, now - max(since, self._last_pass_ended))
         self._last_pass_ended = now
 
-    def renew(self, rule: LoadRule) -> None:
+    def renew(self) -> None:
         """Forget what was measured."""
-        self._rule = rule
+        self._rule.forget()
         self._passes.clear()
 
     # -- errors and statistics ----------------------------------------------------------------
 
-    def stats(self) -> TierStats:
+    def sections(self) -> Mapping[str, Any]:
         load, compute = self._rule.loads.fit(), self._rule.passes.fit()
         break_even = self._rule.break_even
-        return TierStats(
+        stats = TierStats(
             connector=type(self._connector).__name__,
             load_fixed_s=load.fixed_s if load else None,
             load_token_s=load.token_s if load else None,
             compute_token_s=compute.token_s if compute else None,
             break_even_tokens=break_even if break_even < float("inf") else None,
         )
+        return {"tiers": stats}

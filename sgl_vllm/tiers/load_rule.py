@@ -100,10 +100,14 @@ class LoadRule:
     """
 
     def __init__(self, *, min_tokens: int = 0, measured: bool = True) -> None:
-        self.loads = MeasuredLine()
-        self.passes = MeasuredLine()
         self._min_tokens = min_tokens
         self._measured = measured
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again, as if nothing was measured."""
+        self.loads = MeasuredLine()
+        self.passes = MeasuredLine()
         self._num_declined = 0
 
     @property

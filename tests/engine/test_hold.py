@@ -176,8 +176,8 @@ def test_a_step_that_is_not_known_yet_pauses_as_its_tool_does(clock: StoppedTime
 def test_a_graph_names_the_tool_that_a_program_is_in(clock: StoppedTime) -> None:
     server = Server(clock)
     programs = server.machine.scheduler.parts.programs
-    before = programs.counts().in_tool
+    before = programs.sections()["programs"].in_tool
     server.serve(words(100), **step_of(TWICE, 0))
-    assert programs.counts().in_tool == before + 1
+    assert programs.sections()["programs"].in_tool == before + 1
     server.serve(words(100), **step_of(TWICE, 2))
-    assert programs.counts().in_tool == before + 1
+    assert programs.sections()["programs"].in_tool == before + 1

@@ -40,8 +40,9 @@ TRUSTED = {
         "HitCopies.step_starts",
         "HitCopies.count",
     ),
-    *("HitCopies.are_waited_for", "ScoredRequests.accept"),
-    *("ScoredRequests.num_rows", "Programs.arrived", "Programs.step_starts", "Programs._guarded"),
+    *("HitCopies.are_waited_for", "ScoredRequests.expect"),
+    *("ScoredRequests.before_update", "ScoredRequests.after_update", "Programs.arrived"),
+    *("Programs.step_starts", "Programs._guarded", "Programs._read_left"),
 }
 """The table of waiting requests, which is the queue; and lookups and additions of a line or two."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
+from sgl_vllm.jump.jump import nothing_running
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.scores import MAX_SCORED, PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, NUM_STEPS_OVERDUE
@@ -97,7 +98,7 @@ def test_a_request_that_was_peeked_at_is_popped_whatever_changes_in_between(monk
     for name in ("a", "b"):
         machine.add(words(50), name=name)
     queue = machine.queue
-    queue.step_starts()
+    queue.before_schedule([])
     assert queue and queue.peek_request().request_id == "a"
     monkeypatch.setattr(queue, "_is_held_back", lambda request: request.request_id == "a")
     assert queue and queue.pop_request().request_id == "a"
@@ -261,7 +262,7 @@ def test_what_was_popped_in_a_step_is_scored_in_a_later_one():
     for _ in range(MAX_SCORED + 36):
         machine.add(words(40))
     queue = machine.scheduler.parts.queue
-    queue.step_starts()
+    queue.before_schedule([])
     popped = [queue.pop_request() for _ in range(MAX_SCORED + 35)]
     queue._scores.refresh()
     assert not queue.num_errors
@@ -397,7 +398,7 @@ def test_while_a_pass_is_paused_an_error_leaves_the_running_requests_running():
     machine = Machine()
     request = machine.add(words(40), 5)
     machine.step()
-    with pytest.raises(RuntimeError, match="broken"), machine.scheduler._nothing_running():
+    with pytest.raises(RuntimeError, match="broken"), nothing_running(machine.scheduler):
         assert not machine.scheduler.running
         fail()
     assert machine.scheduler.running == [request]

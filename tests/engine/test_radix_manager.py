@@ -276,7 +276,7 @@ def test_what_a_running_request_and_a_pin_hold_is_protected():
     cache = Cache()
 
     def space() -> tuple[int, int, int]:
-        now = cache.manager.gauges
+        now = cache.manager.sections()["cache"]
         return now.cache_tokens, now.protected_tokens, now.pinned_tokens
 
     cache.serve(PREFIX)
@@ -356,7 +356,7 @@ def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
     assert records.of(request).own is None
     other = cache.request(PREFIX)
     programs.arrived(other, Hints(program="p"))
-    counts = programs.counts()
+    counts = programs.sections()["programs"]
     assert counts is not None and counts.running == 1
     request.status = RequestStatus.FINISHED_ABORTED
     cache.manager.free(request)

@@ -209,4 +209,6 @@ def test_siblings_wait_for_room_rather_than_compute_their_prefix_again(model, st
 def test_the_self_check_finds_the_states_right(start_recurrent):
     engine = start_recurrent({"self_check": "on"}, num_gpu_blocks_override=400)
     assert set(engine.scheduler.parts.states().values()) == {"on"}
-    assert engine.scheduler.kv_cache_manager.gauges.tree_states == 0, "nothing is left of it"
+    assert engine.scheduler.kv_cache_manager.sections()["cache"].tree_states == 0, (
+        "nothing is left of it"
+    )

@@ -170,10 +170,10 @@ def mask_the_wrong_row(patch):
 
 
 def raise_in_a_step(patch):
-    def fail(jump, outputs):
+    def fail(jump, outputs, unfinished):
         raise RuntimeError("planted")
 
-    patch.setattr(JumpForward, "after_step", fail)
+    patch.setattr(JumpForward, "after_update", fail)
 
 
 # Where a pass is slow only the first ones run: one of each part.
@@ -256,7 +256,7 @@ def test_an_engine_that_cannot_be_cleaned_up_does_not_serve(start, folder, monke
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(JumpForward, "after_step", fail)
+        patch.setattr(JumpForward, "after_update", fail)
         patch.setattr(runner.engine_state, "free_blocks", fail)
         with pytest.raises(DeviceLost, match=r"cannot be cleaned up .*planted"):
             check_engine(engine.core, engine.scheduler.parts)

@@ -141,9 +141,9 @@ def test_loads_within_a_pass_are_not_measured_nor_is_the_pass():
     for num_measured in (0, 1):
         if not num_measured:
             below.admit(Request(200))
-        below.tiers.pass_begins(step)
+        below.tiers.after_schedule(step)
         time.sleep(0.001)
-        below.tiers.pass_ends(step)
+        below.tiers.before_update(step, None, {})
         assert len(below.rule.passes._sizes) == num_measured
     assert not below.rule.loads._sizes
 

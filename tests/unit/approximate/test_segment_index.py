@@ -23,12 +23,12 @@ class SegmentsAgainstModel(TreeAgainstModel):
         block_size=st.integers(1, 5),
         policy=st.sampled_from(sorted(POLICIES)),
         max_segments=st.sampled_from([3, 100]),
+        data=st.data(),
     )
-    def start(self, block_size, policy, max_segments):
-        super().start(block_size, policy, 0)
+    def start(self, block_size, policy, max_segments, data):
+        super().start(block_size, 0, policy, [], 0, data)
         self.index = SegmentIndex(self.tree, max_segments)
         self.max_segments = max_segments
-        self.numbers: dict[int, int] = {}
         self.segments: list[tuple[str, list[int]]] = []
         self.fresh = self.fresh_or_unused(self.fresh)
 
@@ -36,10 +36,6 @@ class SegmentsAgainstModel(TreeAgainstModel):
         while True:
             unused = [b for b, n in self.holders.items() if not n and b not in self.tree]
             yield unused[0] if unused else next(fresh)
-
-    def write(self, request, tokens, begin):
-        super().write(request, tokens, begin)
-        self.numbers.update({block: number for number, block in enumerate(request.blocks)})
 
     @precondition(lambda self: self.inserted)
     @rule(data=st.data())
@@ -73,9 +69,9 @@ class SegmentsAgainstModel(TreeAgainstModel):
         for index, token in enumerate(tokens[: donor.num_tokens]):
             number, offset = divmod(donor.start + index, self.size)
             block = donor.block_ids[number - first]
-            assert block in self.tree and self.numbers[block] == number
-            owner, held = self.content[block]
-            assert owner == namespace and held[offset] == token
+            held = self.content[block]
+            assert block in self.tree and (held.namespace, held.number) == (namespace, number)
+            assert held.tokens[number * self.size + offset] == token
 
     def teardown(self):
         if hasattr(self, "index"):
@@ -86,7 +82,7 @@ class SegmentsAgainstModel(TreeAgainstModel):
 
 TestSegmentsAgainstModel = SegmentsAgainstModel.TestCase
 TestSegmentsAgainstModel.settings = settings(
-    max_examples=examples(200), stateful_step_count=30, deadline=None
+    max_examples=examples(100), stateful_step_count=30, deadline=None
 )
 
 

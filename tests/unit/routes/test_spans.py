@@ -56,7 +56,7 @@ def test_a_span_has_its_own_requests_attributes_beside_vllms(exporter) -> None:
     add_to_spans(tracing := processor())
     traces.expect(request := SimpleNamespace(request_id="a", sampling_params=None))
     traces.jumped(request, 0, 7)
-    traces.attach([jumped := finished("a")], {})
+    traces.after_update([jumped := finished("a")], {})
     trace_request(tracing, jumped)
     trace_request(tracing, finished("b"))  # by an engine without the plugin
     first, second = ({**span.attributes} for span in exporter.get_finished_spans())

@@ -39,10 +39,10 @@ def reason(request: Any, finish: FinishReason = FinishReason.ERROR) -> object:
     refusals = Refusals()
     refusals.expect(request)
     step = EngineCoreOutput("r", [1])
-    refusals.attach([step], {"r": request})
+    refusals.after_update([step], {"r": request})
     assert step.stop_reason is None
     last = EngineCoreOutput("r", [], finish_reason=finish)
-    refusals.attach([last], {})
+    refusals.after_update([last], {})
     return last.stop_reason
 
 
@@ -73,5 +73,5 @@ def test_the_stop_token_of_a_request_that_ends_well_stays() -> None:
     refusals = Refusals()
     refusals.expect(with_format(running(None)))
     last = EngineCoreOutput("r", [7], finish_reason=FinishReason.STOP, stop_reason=7)
-    refusals.attach([last], {})
+    refusals.after_update([last], {})
     assert last.stop_reason == 7

@@ -48,10 +48,10 @@ def test_every_interval_is_where_its_tokens_are_in_the_text(steps, has_stop_stri
             forced.append(text_of(tokens))
             num_forced += len(tokens)
         step = output(None)
-        reports.attach([step], {"r": request})
+        reports.after_update([step], {"r": request})
         assert (step.kv_transfer_params is not None) == has_stop_string
     last = output(FinishReason.LENGTH)
-    reports.attach([last], {})
+    reports.after_update([last], {})
     report = last.kv_transfer_params[REPORT]
     text = text_of(request.output_token_ids)
     assert report["forced_tokens"] == num_forced
@@ -65,7 +65,7 @@ def told(request: Any, finish: FinishReason) -> dict[str, Any]:
     request.output_token_ids += [1, 2, 3]
     reports.jumped(request, 1, 3)
     last = output(finish)
-    reports.attach([last], {})
+    reports.after_update([last], {})
     return last.kv_transfer_params[REPORT]
 
 
@@ -80,7 +80,7 @@ def test_an_answer_that_carries_something_else_is_left_alone():
     reports = ForcedReports(lambda: PIECES)
     reports.expect(asking())
     last = EngineCoreOutput("r", [], finish_reason=FinishReason.LENGTH, kv_transfer_params={"a": 1})
-    reports.attach([last], {})
+    reports.after_update([last], {})
     assert last.kv_transfer_params == {"a": 1}
 
 
@@ -91,7 +91,7 @@ def test_an_unexpected_error_costs_the_report_and_nothing_else(caplog):
     reports = ForcedReports(broken)
     reports.expect(asking())
     last = output(FinishReason.LENGTH)
-    reports.attach([last], {})
+    reports.after_update([last], {})
     assert last.kv_transfer_params is None
 
 
@@ -100,5 +100,5 @@ def test_only_requests_that_ask_are_recorded():
         reports = ForcedReports(lambda: PIECES)
         reports.expect(asking(extra_args=extra_args))
         last = output(FinishReason.LENGTH)
-        reports.attach([last], {})
+        reports.after_update([last], {})
         assert last.kv_transfer_params is None

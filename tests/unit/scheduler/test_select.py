@@ -36,7 +36,7 @@ def log() -> Iterator[list[str]]:
 def test_a_value_that_is_no_index_is_one_short_line_in_the_log(value, log) -> None:
     first_tokens: dict[Request, int] = {}
     asked = request("\n\x1b" * 1_000_000, value)
-    select.ScoredRequests(first_tokens).accept(asked)
+    select.ScoredRequests(first_tokens).expect(asked)
     assert not first_tokens
     assert asked.skip_reading_prefix_cache
     assert len(log) == (value is not None)
@@ -46,6 +46,6 @@ def test_a_value_that_is_no_index_is_one_short_line_in_the_log(value, log) -> No
 def test_a_valid_index_lets_the_request_read_the_cache() -> None:
     first_tokens: dict[Request, int] = {}
     asked = request("a", 4)
-    select.ScoredRequests(first_tokens).accept(asked)
+    select.ScoredRequests(first_tokens).expect(asked)
     assert first_tokens == {asked: 4}
     assert not asked.skip_reading_prefix_cache

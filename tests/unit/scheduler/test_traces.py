@@ -37,11 +37,11 @@ def test_all_that_happened_to_a_request_is_with_its_last_output_alone() -> None:
         trace_headers=CALLER,
     )
     traces.jumped(one, 0, 5)
-    traces.attach([first], {"r": one})
+    traces.after_update([first], {"r": one})
     traces.admitted(one, 1)  # it was preempted, and waited again
     traces.jumped(one, 9, 11)
     last = output(finish_reason=FinishReason.STOP, trace_headers=CALLER)
-    traces.attach([last], {})
+    traces.after_update([last], {})
     assert take_attributes(arrived(first)) == {}
     last = arrived(last)
     assert take_attributes(last) == {
@@ -59,14 +59,14 @@ def test_with_stop_strings_each_output_has_what_there_is_so_far() -> None:
     traces = RequestTraces(block_size=16)
     traces.expect(one := request(stop=["x"]))
     traces.jumped(one, 0, 5)
-    traces.attach([sent := output()], {"r": one})
+    traces.after_update([sent := output()], {"r": one})
     assert take_attributes(sent)["sgl_vllm.forced_tokens"] == 5
 
 
 @pytest.mark.parametrize("headers", [None, CALLER])
 def test_without_attributes_headers_stay_as_they_are(headers: Any) -> None:
     sent = output(finish_reason=FinishReason.STOP, trace_headers=headers)
-    RequestTraces(block_size=16).attach([sent], {})
+    RequestTraces(block_size=16).after_update([sent], {})
     assert take_attributes(sent) == {}
     assert sent.trace_headers == headers
 
@@ -75,5 +75,5 @@ def test_nothing_is_kept_of_requests_that_were_aborted() -> None:
     traces = RequestTraces(block_size=16)
     for name in "abc":
         traces.expect(request(name))
-    traces.attach([output("b", finish_reason=FinishReason.LENGTH)], {"c": request("c")})
+    traces.after_update([output("b", finish_reason=FinishReason.LENGTH)], {"c": request("c")})
     assert list(traces._records) == ["c"]
