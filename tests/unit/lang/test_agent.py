@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import GenRequest
-from sgl_vllm.lang.primitives.tools import Tools
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)
@@ -113,14 +111,6 @@ def test_a_prompt_without_roles_has_them_in_lines():
     )
 
 
-def test_every_prompt_begins_with_the_one_before():
-    backend = saying(calls(("add", {"a": 2})), calls(("add", {"a": 3})), NONE, "3")
-    run(backend, [add])
-    for before, after in zip(backend.prompts, backend.prompts[1:], strict=False):
-        assert after.startswith(before)
-    assert len(backend.asked) == 4  # a gen per turn, the one without calls, and the answer
-
-
 def test_a_second_agent_of_a_prompt_does_not_describe_the_tools_again():
     backend = saying(NONE, "one", NONE, "two")
 
@@ -200,17 +190,6 @@ def test_methods_and_objects_are_tools_too():
     assert "- Counter: Counts. Arguments" in state.text()
 
 
-def test_the_answer_may_be_any_expression():
-    backend = saying(NONE, '{"name": "Lima", "people": 3}')
-
-    @sgl.function
-    def program(s):
-        s += sgl.agent(sgl.gen("city", json_schema=City, max_tokens=99), "Go.", [add])
-
-    assert program.run(backend=backend)["city"] == City(name="Lima", people=3)
-    assert backend.requests[1].sampling.max_new_tokens == 99
-
-
 def test_the_runs_stop_does_not_cut_the_calls():
     backend = saying(NONE, "x")
     asking.run([add], backend=backend, stop="]")
@@ -229,16 +208,6 @@ def test_the_runs_stop_does_not_cut_the_calls():
 def test_what_is_no_tool_is_refused_at_once(tools, error):
     with pytest.raises((TypeError, ValueError), match=error):
         sgl.agent("answer", "Go.", tools)
-
-
-def test_instructions_with_other_fields_are_refused_at_once():
-    with pytest.raises(ValueError, match=r"may have the field .tools. only"):
-        sgl.agent("answer", "Go.", [add], instructions='{tools} Write {"calls": []}.')
-
-
-def test_an_answer_that_makes_no_variable_is_refused():
-    with pytest.raises(ValueError, match="agent needs an expression that makes a variable"):
-        sgl.agent(sgl.gen(), "Go.", [add])
 
 
 # --- calls ---------------------------------------------------------------------------------------
@@ -266,41 +235,6 @@ def test_the_calls_of_a_turn_run_at_the_same_time():
     assert results_in(state) == [wanted]
 
 
-def test_the_server_is_told_which_tool_runs_next():
-    told: list[Any] = []
-
-    async def note(request: GenRequest) -> None:
-        told.append((request.hints().next_tool, request.hints().ends))
-
-    backend = saying(calls(("add", {"a": 1})), NONE, "x")
-    backend.before = note
-    run(backend, [add])
-    assert told == [("add", 0), ("add", 0), (None, 0)]
-    told.clear()
-    backend = saying(NONE, "x")
-    backend.before = note
-    run(backend, [capital, add])
-    assert told == [("capital|add", 0), (None, 0)]
-
-
-def test_after_an_agent_the_server_is_told_that_the_prompt_ends():
-    told: list[int] = []
-
-    async def note(request: GenRequest) -> None:
-        told.append(request.hints().ends)
-
-    backend = saying(NONE, "x", "y")
-    backend.before = note
-
-    @sgl.function
-    async def program(s):
-        s += sgl.agent("answer", "Go.", [add])
-        s += sgl.user("And?") + sgl.assistant(sgl.gen("more"))
-
-    program.run(backend=backend)
-    assert told[:2] == [0, 0] and told[2] > 0
-
-
 def test_errors_are_shown_to_the_model():
     asked = calls(
         ("capital", {"country": "Mars"}),
@@ -325,44 +259,6 @@ def test_errors_are_shown_to_the_model():
     assert isinstance(called[0].exception, KeyError)
 
 
-class Unprintable:
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-def circular() -> list[Any]:
-    found: list[Any] = []
-    found.append(found)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("result", "error"),
-    [
-        (b"\xff\xfe", "invalid utf-8"),
-        (Unprintable(), "no text"),
-        (circular(), "ircular"),
-        ("half \ud83d", "surrogates"),
-    ],
-    ids=["bytes", "__str__", "circular", "surrogate"],
-)
-def test_a_result_that_is_no_json_is_an_error_that_the_model_sees(result, error):
-    def thing() -> Any:
-        return result
-
-    ((shown,),) = results_in(run(saying(calls(("thing", {})), NONE, "x"), [thing]))
-    assert shown["error"].startswith("its result cannot be written as JSON: ")
-    assert error in shown["error"]
-
-
-def test_half_a_surrogate_in_an_error_is_replaced():
-    def thing() -> None:
-        raise ValueError("half \ud83d")
-
-    ((shown,),) = results_in(run(saying(calls(("thing", {})), NONE, "x"), [thing]))
-    assert shown == {"error": "ValueError: half ?"}
-
-
 @pytest.mark.parametrize(
     ("asked", "cause"),
     [
@@ -376,38 +272,6 @@ def test_errors_can_be_raised_instead(asked, cause):
         run(saying(asked), [capital], on_error="raise")
     inner = caught.value.__cause__
     assert isinstance(inner, sgl.ProgramError) and isinstance(inner.__cause__, cause)
-
-
-@pytest.mark.parametrize("raised", [SystemExit(2), KeyboardInterrupt(), StopIteration("no")])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_tool_raises_ends_nothing_else(raised, is_async):
-    def plain() -> None:
-        raise raised
-
-    async def native() -> None:
-        raise raised
-
-    tool = native if is_async else plain
-    state = run(saying(calls((tool.__name__, {})), NONE, "x"), [tool])
-    ((shown,),) = results_in(state)
-    assert type(raised).__name__ in shown["error"]
-    assert state["answer"] == "x"
-
-
-def test_a_tool_that_reads_the_prompt_is_told_that_it_cannot():
-    seen: list[Any] = []
-
-    def reads() -> str:
-        return str(seen[0].text())
-
-    @sgl.function
-    def program(s):
-        seen.append(s)
-        s += sgl.agent("answer", "Go.", [reads])
-
-    state = program.run(backend=saying(calls(("reads", {})), NONE, "x"))
-    ((shown,),) = results_in(state)
-    assert "cannot read the prompt that called it" in shown["error"]
 
 
 # --- budgets -------------------------------------------------------------------------------------
@@ -444,15 +308,6 @@ def test_a_budget_ends_the_calls_and_the_model_answers(options, ended_by, turns,
     assert state.messages()[-2]["content"].endswith("No more calls are possible. Answer now.")
 
 
-def test_a_turn_is_no_longer_than_the_tokens_that_are_left():
-    backend = ScriptedBackend(reply=endless)
-    run(backend, [add], max_tokens=len(endless("")) + 7, max_tokens_per_turn=400)
-    assert [r.sampling.max_new_tokens for r in backend.requests[:-1]] == [
-        min(400, len(endless("")) + 7),
-        7,
-    ]
-
-
 def test_a_call_over_the_budget_is_not_made():
     made: list[int] = []
 
@@ -466,31 +321,6 @@ def test_a_call_over_the_budget_is_not_made():
     assert results_in(state) == [
         [{"result": 1}, {"error": "not called, because no calls are left"}]
     ]
-
-
-def test_a_call_that_is_running_when_the_time_is_up_is_ended():
-    ended: list[str] = []
-
-    async def forever() -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            ended.append("canceled")
-            raise
-
-    async def quick() -> int:
-        return 1
-
-    async def main() -> list[sgl.ToolCall]:
-        tools = Tools([forever, quick], 8)
-        asked = tools.read(calls(("forever", {}), ("quick", {})))
-        now_s = asyncio.get_running_loop().time()
-        return await tools.run(asked, now_s - 1)
-
-    late, done = asyncio.run(main())
-    assert late.error == "it was ended, because no time is left"
-    assert ended in (["canceled"], [])  # one that has not begun is not begun
-    assert done.error is not None or done.result == 1
 
 
 # --- beside the rest of the language -------------------------------------------------------------
@@ -512,34 +342,24 @@ class Hanging:
             raise
 
 
-def test_ctrl_c_cancels_the_tools():
+def test_a_call_that_is_running_when_the_time_is_up_is_ended():
     hanging = Hanging()
-
-    @sgl.function
-    def program(s):
-        s += sgl.agent("answer", "Go.", [hanging])
-        assert hanging.has_begun.wait(10)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        program.run(backend=saying(calls(("Hanging", {}))))
-    assert hanging.was_canceled.wait(10)
+    state = run(saying(calls(("Hanging", {})), "x"), [hanging], max_s=0.1)
+    assert results_in(state) == [[{"error": "it was ended, because no time is left"}]]
+    assert state.get_meta_info("answer")["ended_by"] == "time"
+    assert hanging.was_canceled.is_set()
 
 
-def test_canceling_a_run_cancels_the_tools():
-    hanging = Hanging()
+@pytest.mark.parametrize(
+    ("result", "error"), [(b"\xff\xfe", "invalid utf-8"), ("half \ud83d", "surrogates")]
+)
+def test_a_result_that_is_no_json_is_an_error_that_the_model_sees(result, error):
+    def thing() -> Any:
+        return result
 
-    async def main() -> None:
-        running = asyncio.create_task(
-            asking.run_async([hanging], backend=saying(calls(("Hanging", {}))))
-        )
-        await asyncio.to_thread(hanging.has_begun.wait, 10)
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-
-    asyncio.run(main())
-    assert hanging.was_canceled.wait(10)
+    ((shown,),) = results_in(run(saying(calls(("thing", {})), NONE, "x"), [thing]))
+    assert shown["error"].startswith("its result cannot be written as JSON: ")
+    assert error in shown["error"]
 
 
 def test_a_branch_that_loses_has_its_tools_canceled():
@@ -564,44 +384,11 @@ def test_a_branch_that_loses_has_its_tools_canceled():
     assert hanging.was_canceled.wait(10)
 
 
-def test_agents_of_branches_run_at_the_same_time():
-    together = threading.Barrier(3, timeout=10)
-
-    def meet(number: int) -> int:
-        together.wait()
-        return number
-
-    def reply(prompt: str) -> str:
-        if prompt.endswith("Answer now."):
-            return prompt.split('[{"result":')[1][0]
-        number = prompt.split("Number ")[1][0]
-        return NONE if '"result"' in prompt else calls(("meet", {"number": int(number)}))
-
-    @sgl.function
-    async def program(s):
-        forks = s.fork(3)
-        forks += lambda i: sgl.agent("answer", f"Number {i}.", [meet])
-        forks.join()
-        return await s["answer"]
-
-    assert program.run(backend=ScriptedBackend(reply=reply)).ret_value == ["0", "1", "2"]
-
-
 def one_call(prompt: str) -> str:
     """A model that calls `add` once."""
     if prompt.endswith("Answer now."):
         return "x"
     return NONE if '"result"' in prompt else calls(("add", {"a": 1}))
-
-
-def test_a_batch_of_agents():
-    items = [{"tools": [add], "options": {"max_turns": n}} for n in (1, 2, 3)]
-    states = asking.run_batch(items, backend=ScriptedBackend(reply=one_call))
-    assert [state.get_meta_info("answer")["ended_by"] for state in states] == [
-        "turns",
-        "model",
-        "model",
-    ]
 
 
 def test_the_text_is_streamed_while_the_agent_runs():
@@ -620,10 +407,6 @@ def test_the_text_is_streamed_while_the_agent_runs():
             has_read.set()
     assert text == state.text()
     assert text.endswith("Answer now.x")
-
-
-def test_the_answer_is_streamed_as_a_variable():
-    state = asking.run([add], stream=True, backend=ScriptedBackend(reply=one_call))
     assert "".join(state.text_iter("answer")) == "x"
 
 
@@ -649,15 +432,6 @@ def test_a_program_with_an_agent_can_be_compiled():
         assert state.messages() == plain.messages()
         assert state.ret_value == plain.ret_value == "Lima."
         assert told == ["capital", "capital", None]
-
-
-def test_an_agent_can_be_recorded_and_replayed(tmp_path):
-    path = tmp_path / "run.jsonl"
-    with sgl.Recorder(ScriptedBackend(reply=one_call), path) as recorder:
-        recorded = asking.run([add], backend=recorder)
-    replay = sgl.Replay(path)
-    assert asking.run([add], backend=replay).messages() == recorded.messages()
-    assert replay.unused == []
 
 
 def test_a_tool_that_uses_a_value_of_the_traced_function_is_refused():

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
-from tests.unit.lang.conftest import LONG, seen_to_go
-from tests.unit.lang.programs import ScriptedBackend
+from tests.unit.lang.conftest import seen_to_go
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
 
@@ -125,34 +121,6 @@ def test_a_forgotten_await_is_an_error_that_names_it(use):
         program.run()
 
 
-def test_an_unknown_variable_is_a_key_error_at_once():
-    @sgl.function
-    async def program(s):
-        s += "x"
-        s["nothing"]
-
-    with pytest.raises(KeyError, match="no variable 'nothing'"):
-        program.run()
-
-
-def test_fork_join_and_copy_work_in_it(server):
-    @sgl.function
-    async def program(s):
-        s += LONG
-        forks = s.fork(3)
-        forks += lambda i: "y" * i + sgl.gen("b", max_tokens=5)
-        lengths = await asyncio.gather(*(branch["b"] for branch in forks))
-        forks.join()
-        with s.copy() as c:
-            c += sgl.gen("c", max_tokens=5)
-        return lengths, await s["b"], await s["c"]
-
-    lengths, gathered, copied = program.run().ret_value
-    assert lengths == gathered == [f"[{len(LONG) + i}]" for i in range(3)]
-    assert copied == [f"[{len(LONG)}]"]
-    assert len(server.hints) == 1
-
-
 def test_another_program_can_be_a_part_of_it_and_be_run_by_it():
     @sgl.function
     async def part(s, q):
@@ -167,15 +135,6 @@ def test_another_program_can_be_a_part_of_it_and_be_run_by_it():
 
     assert whole.run().ret_value == ("[1]", "[2]", "x[1]")
     assert asyncio.run(whole.run_async()).ret_value == ("[1]", "[2]", "x[1]")
-
-
-def test_to_wait_in_it_for_a_run_is_refused_as_it_would_wait_for_itself():
-    @sgl.function
-    async def program(s):
-        ask.run("x")
-
-    with pytest.raises(RuntimeError, match="own event loop"):
-        program.run()
 
 
 def test_it_runs_in_the_callers_loop_and_task_as_the_caller_expects():
@@ -201,58 +160,6 @@ def test_a_plain_run_works_where_a_loop_is_running_as_in_a_notebook(program):
     assert asyncio.run(cell()) == "x[1][1][7]"
 
 
-class Barrier(ScriptedBackend):
-    """Answers no request until a number of them are waiting."""
-
-    def __init__(self, count):
-        super().__init__(lambda prompt: "ok")
-        self._count = count
-        self._all_there = asyncio.Event()
-
-    async def generate(self, request):
-        self._count -= 1
-        if not self._count:
-            self._all_there.set()
-        await self._all_there.wait()
-        return await super().generate(request)
-
-
-def test_five_hundred_at_a_time_take_no_threads():
-    peak = 0
-
-    @sgl.function
-    async def program(s, q):
-        nonlocal peak
-        s += f"{q}:" + sgl.gen("a", max_tokens=5)
-        await s["a"]
-        peak = max(peak, threading.active_count())
-
-    async def main():
-        backend = Barrier(500)
-        return await asyncio.gather(*(program.run_async(i, backend=backend) for i in range(500)))
-
-    before = threading.active_count()
-    states = asyncio.run(main())
-    assert [state.text() for state in states] == [f"{i}:ok" for i in range(500)]
-    assert peak - before <= 2  # the language's loop, and none per program
-
-
-def test_more_plain_programs_at_a_time_than_there_are_threads_can_use_tools(monkeypatch):
-    """The functions, which wait for their tools, must not use up the tools' threads."""
-    for name, most in (("_tool_threads", 2), ("_body_threads", 4)):
-        monkeypatch.setattr(background_loop(), name, ThreadPoolExecutor(most))
-
-    @sgl.function
-    def program(s):
-        s += sgl.tool("t", lambda: "done")
-        return s["t"]
-
-    async def main():
-        return await asyncio.gather(*(program.run_async() for _ in range(12)))
-
-    assert [state.ret_value for state in asyncio.run(main())] == ["done"] * 12
-
-
 # --- cancelling and time limits -----------------------------------------------------------------
 
 
@@ -271,18 +178,6 @@ def test_cancelling_run_async_reaches_the_request(server, program):
     asyncio.run(main())
     assert seen_to_go(server) == 1
     assert len(server.calls) == 1
-
-
-def test_a_time_limit_of_the_callers_own_reaches_it_as_well(server):
-    stalled(server)
-
-    async def main():
-        async with asyncio.timeout(0.3):
-            await ask.run_async("x")
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(main())
-    assert seen_to_go(server) == 1
 
 
 @BOTH
@@ -381,18 +276,6 @@ def test_a_failure_in_the_function_cancels_requests_in_flight(server):
 
 
 # --- errors -------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_an_error_is_that_of_the_operation_with_its_cause(server, program):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 500) if path.endswith("completions") else None
-    )
-    for run in (lambda: program.run("x"), lambda: asyncio.run(program.run_async("x"))):
-        with pytest.raises(sgl.ProgramError, match="gen 'a' failed") as caught:
-            run()
-        assert isinstance(caught.value.__cause__, sgl.BackendError)
-        assert caught.value.__cause__.status == 500
 
 
 @pytest.mark.parametrize(

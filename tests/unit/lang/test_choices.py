@@ -41,12 +41,6 @@ def test_token_length_normalized_prefers_the_highest_mean_not_the_longest():
     assert decision.scores == pytest.approx((-1.0, -0.9))
 
 
-def test_a_logprob_of_exactly_zero_is_a_value():
-    decision = token_length_normalized(scored([0.0, -3.0], [-1.0, -1.0]))
-    assert decision.scores == (-1.5, -1.0)
-    assert decision.index == 1
-
-
 def test_greedy_token_selection_decides_at_the_first_token_that_differs():
     # The second choice has the better mean, the first one the better second token.
     decision = greedy_token_selection(scored([-1.0, -0.1, -9.0], [-1.0, -0.2, -0.2]))
@@ -96,16 +90,8 @@ def test_every_choice_has_a_finite_score_and_the_winner_is_among_them(method, ro
     assert 0 <= decision.index < len(rows)
 
 
-def test_scoring_begins_after_the_prefix_when_no_token_is_merged():
-    assert first_scored_position([1, 2, 3], [[1, 2, 3, 4], [1, 2, 3, 5, 6]]) == 3
-
-
 def test_scoring_begins_at_a_token_merged_over_the_seam():
     assert first_scored_position([1, 2, 3], [[1, 2, 9], [1, 2, 3, 5]]) == 2
-
-
-def test_scoring_never_begins_after_the_prefix_even_if_the_choices_go_on_alike():
-    assert first_scored_position([1], [[1, 7, 8], [1, 7, 9]]) == 1
 
 
 @given(

@@ -8,11 +8,9 @@ import gc
 import time
 
 import pytest
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.loop import background_loop
-from tests.unit.lang.conftest import LONG
 
 
 def fails_on(text, status=500, message="the engine is dead"):
@@ -88,19 +86,6 @@ def test_an_error_in_a_branch_names_it_and_is_raised_by_join_and_run(server, bac
     assert len(seen["others"]) == 2
 
 
-def test_run_raises_the_error_of_a_branch_that_is_never_read(server, backend):
-    server.fault = fails_on("bad")
-
-    @sgl.function
-    def program(s):
-        forks = s.fork(2)
-        forks += ["ok", "bad"]
-        forks += sgl.gen("b")
-
-    with pytest.raises(sgl.ProgramError, match=r"gen 'b' in fork\[1\]"):
-        program.run()
-
-
 def test_branches_of_a_failed_prompt_fail_with_it(server, backend):
     server.fault = fails_on("bad")
 
@@ -128,31 +113,6 @@ def test_an_unreachable_server_is_named_with_what_to_do():
     assert "vllm serve MODEL --plugin sgl_vllm" in message
 
 
-def test_a_server_that_dies_in_mid_run_is_an_error_not_a_hang(running, server, backend):
-    def die(path, body):
-        if "bad" in str(body.get("prompt")):
-            running.die()
-
-    server.fault = die
-    started = time.monotonic()
-    with pytest.raises(sgl.ProgramError, match="gen 'second' failed: no answer from"):
-        two_gens.run()
-    assert time.monotonic() - started < 15
-
-
-def test_a_server_that_stalls_is_left_after_the_timeout(server):
-    async def stall(path, body):
-        if path == "/v1/completions":
-            await asyncio.sleep(30)
-
-    server.fault = stall
-    backend = sgl.VLLM(server.url, timeout_s=0.3)
-    started = time.monotonic()
-    with pytest.raises(sgl.ProgramError, match=r"did not answer within 0\.3 s"):
-        two_gens.run(backend=backend)
-    assert time.monotonic() - started < 5
-
-
 def test_a_missing_api_key_and_a_wrong_one_are_different_errors(server):
     server.api_key = "secret"
     with pytest.raises(sgl.ProgramError, match=r"needs an api_key.*VLLM\(..., api_key="):
@@ -160,42 +120,6 @@ def test_a_missing_api_key_and_a_wrong_one_are_different_errors(server):
     with pytest.raises(sgl.ProgramError, match="rejected the api_key"):
         two_gens.run(backend=sgl.VLLM(server.url, api_key="wrong"))
     assert two_gens.run(backend=sgl.VLLM(server.url, api_key="secret"))["third"]
-
-
-def test_what_the_server_says_about_a_bad_request_is_passed_on(server, backend):
-    server.fault = fails_on("bad", 400, "regex: unbalanced parenthesis")
-    with pytest.raises(sgl.ProgramError, match=r"gen 'second' .*400: regex: unbalanced"):
-        two_gens.run()
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        PlainTextResponse("<html>a proxy's page</html>"),
-        JSONResponse({"choices": []}),
-        JSONResponse({"choices": [{"text": None, "finish_reason": "stop"}], "usage": {}}),
-        JSONResponse([1, 2]),
-        PlainTextResponse("{", media_type="application/json"),
-    ],
-)
-def test_an_answer_that_cannot_be_read_is_an_error(server, backend, garbage):
-    server.fault = lambda path, body: garbage if path == "/v1/completions" else None
-    with pytest.raises(sgl.ProgramError, match=r"gen 'first' failed: .*cannot be read"):
-        two_gens.run()
-
-
-def test_a_passing_failure_is_retried(server):
-    left = [2]
-
-    def fault(path, body):
-        if path == "/v1/completions" and left[0]:
-            left[0] -= 1
-            return JSONResponse({"error": {"message": "busy"}}, 429, {"retry-after-ms": "1"})
-        return None
-
-    server.fault = fault
-    assert two_gens.run(backend=sgl.VLLM(server.url, max_retries=2))["first"] == "[1]"
-    assert len(server.bodies("/v1/completions")) == 5
 
 
 def test_flush_cache_needs_the_plugin_and_says_so(server, backend):
@@ -209,13 +133,6 @@ def test_flush_cache_needs_the_plugin_and_says_so(server, backend):
     server.fault = lambda path, body: in_use if path.endswith("flush_cache") else None
     with pytest.raises(sgl.BackendError, match="409: the cache is in use"):
         sgl.flush_cache(backend)
-
-
-def test_a_backends_own_flush_cache_flushes_as_in_sglang(server):
-    server.plugin = True
-    backend = sgl.RuntimeEndpoint(server.url)
-    backend.flush_cache()
-    assert len(server.bodies("/v1/sgl/flush_cache")) == 1
 
 
 def test_flushing_where_that_would_block_everything_is_refused_before_it_begins(server, backend):
@@ -283,44 +200,6 @@ def test_run_raises_what_the_function_raises_and_cancels_the_rest(server, backen
         state["b"]
 
 
-def test_waiting_on_the_languages_own_loop_is_refused_instead_of_hanging(server, backend):
-    server.latency_s = 0.2
-
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-
-        async def read_there():
-            return s["a"]
-
-        return background_loop().start(read_there()).exception(timeout=5)
-
-    assert isinstance(program.run().ret_value, RuntimeError)
-
-
-def test_nothing_is_left_running_on_the_loop(server, backend):
-    server.fault = fails_on("bad")
-    for _ in range(5):
-        with pytest.raises(sgl.ProgramError):
-            two_gens.run()
-
-    @sgl.function
-    def good(s):
-        s += LONG
-        forks = s.fork(4)
-        forks += sgl.gen("b")
-        forks.join()
-
-    good.run_batch([{}] * 10)
-
-    async def tasks():
-        await asyncio.sleep(0.05)
-        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    gc.collect()
-    assert background_loop().start(tasks()).result(timeout=5) == []
-
-
 def test_a_backend_that_is_dropped_closes_its_connections(running, server):
     backend = sgl.VLLM(server.url)
     two_gens.run(backend=backend)
@@ -358,21 +237,6 @@ def test_a_program_may_do_without_a_branch_that_failed(server, backend):
     assert (state.ret_value, state["end"]) == (["[3]", "[5]"], "[5]")
     (in_batch,) = program.run_batch([{}])
     assert in_batch["end"] == "[5]"
-
-
-def test_an_async_program_may_do_without_a_branch_that_failed(server, backend):
-    server.fault = fails_on("bad")
-
-    @sgl.function
-    async def program(s):
-        forks = s.fork(2)
-        forks += ["ok", "bad"]
-        forks += sgl.gen("b")
-        found = await asyncio.gather(*(fork["b"] for fork in forks), return_exceptions=True)
-        return [type(one) for one in found]
-
-    assert program.run().ret_value == [str, sgl.ProgramError]
-    assert asyncio.run(program.run_async()).ret_value == [str, sgl.ProgramError]
 
 
 @pytest.mark.parametrize("read", ["get", "error", "iterate"])

@@ -75,24 +75,6 @@ def test_a_generation_waits_for_the_answers_that_its_prompt_has() -> None:
     assert steps(program) == (Step(), Step(None, None, (0,)), Step(None, None, (1,)))
 
 
-def test_a_generation_with_options_of_the_run_is_a_step() -> None:
-    @sgl.function
-    def program(s: Any, stop: str) -> None:
-        s += sgl.gen("x", stop=stop)
-        s += sgl.gen_int("y", stop=s["x"]) + sgl.gen("z")
-
-    assert steps(program) == (Step(), Step(0), Step(1))
-
-
-def test_selects_are_no_steps() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        s += sgl.gen("x") + sgl.select("y", choices=["a", "b"])
-        s += sgl.gen("v", choices=["a", s["x"]]) + sgl.gen("z")
-
-    assert steps(program) == (Step(), Step(0))
-
-
 def test_a_prompt_does_not_wait_for_a_variable_that_it_only_names() -> None:
     @sgl.function
     def program(s: Any) -> None:
@@ -152,12 +134,6 @@ def test_a_run_sends_its_graph_once_and_then_the_digest(listener: Listener) -> N
     sent = [(one.hints.step, one.hints.graph) for one in listener.sent if one.kind == "gen"]
     assert [str(step) for step, _ in sent] == [f"{AGENT.digest}/{index}" for index in range(3)]
     assert [graph for _, graph in sent] == [AGENT.text, None, None]
-
-
-def test_each_run_of_a_batch_sends_its_graph(listener: Listener) -> None:
-    agent.compile().run_batch([{"question": "?"}] * 3, backend=listener)
-    graphs = [one.hints.graph for one in listener.sent if one.hints.graph is not None]
-    assert graphs == [AGENT.text] * 3
 
 
 def test_a_program_inside_another_names_the_steps_of_its_own_graph(listener: Listener) -> None:

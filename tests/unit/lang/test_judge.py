@@ -68,16 +68,6 @@ def test_the_grade_is_the_mean_under_the_models_probabilities():
     assert choices == ("1", "2", "3")
 
 
-def test_it_leaves_no_trace_in_the_prompt():
-    backend = Grading({"polite": [0.0, 0.0]})
-    state = chat(criteria="polite", scale=2).run(backend=backend)
-    assert [message["content"] for message in state.messages()] == [
-        "Say hello.",
-        "Hello!",
-        "Thanks.",
-    ]
-
-
 def test_several_criteria_are_asked_on_copies_of_their_own():
     backend = Grading({"polite": [-99.0, 0.0], "short": [0.0, -99.0]})
     state = chat(criteria=["polite", "short"], scale=2).run(backend=backend)
@@ -145,18 +135,6 @@ def test_a_judge_rates_the_branches_of_best_of():
     state = program.run(backend=backend)
     assert state["text"] == "good"
     assert state.messages()[-1] == {"role": "assistant", "content": "good"}
-
-
-def test_it_can_be_compiled():
-    backend = Grading({"polite": [0.0, -99.0]})
-
-    @sgl.function
-    def program(s, criterion):
-        s += "Hello!" + sgl.judge("grade", criterion, scale=2)
-        return s["grade"]
-
-    compiled = program.compile()
-    assert compiled.run("polite", backend=backend).ret_value == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -107,20 +107,6 @@ def test_the_last_generation_of_a_prompt_ends_it(listener):
     assert listener.hints == [NO_HINTS, Hints(ends=3)]
 
 
-def test_speech_and_pictures_do_not_extend_a_prompt(listener):
-    async def media(request):
-        return MediaAnswer("x", sgl.Usage(), sgl.Media("audio", "data:audio/wav;base64,"))
-
-    listener.media = media
-
-    @sgl.function
-    async def program(s):
-        s += "a" + sgl.gen("x") + sgl.speech("y", sgl.var("x")) + sgl.picture("z")
-
-    program.run()
-    assert listener.hints == [Hints(ends=2)]
-
-
 def test_a_spoken_answer_extends_a_prompt(listener):
     async def media(request):
         return MediaAnswer("x", sgl.Usage(), sgl.Media("audio", "data:audio/wav;base64,"))
@@ -166,24 +152,6 @@ def test_nothing_is_said_while_the_function_may_still_write(listener):
     assert listener.hints == [NO_HINTS]
     program.compile().run()  # which is known to write nothing more
     assert listener.hints == [NO_HINTS, Hints(ends=2)]
-
-
-def test_a_compiled_program_inside_of_another_ends_nothing(listener):
-    @sgl.function
-    def part(s):
-        s += "a" + sgl.gen("x")
-        return s["x"]
-
-    compiled = part.compile()
-
-    @sgl.function
-    def program(s):
-        compiled(s)
-        s += sgl.gen("y")
-        s.sync()
-
-    program.run()
-    assert listener.hints == [NO_HINTS, NO_HINTS]
 
 
 def test_only_the_last_attempt_ends_a_prompt(listener):
@@ -264,32 +232,6 @@ def test_branches_end_and_what_they_share_goes_on(listener):
     ]
 
 
-@pytest.mark.parametrize("text", ["", "All in all: "])
-def test_a_branch_does_not_end_while_its_text_may_be_appended_to_its_parent(listener, text):
-    @sgl.function
-    async def program(s):
-        s += LONG
-        forks = s.fork(2)
-        forks += sgl.gen("x")
-        forks.join("concate_and_append")
-        s += text + sgl.gen("z")
-
-    program.run()
-    assert listener.hints == [NO_HINTS, NO_HINTS, Hints(ends=2)]
-
-
-def test_a_branch_does_not_end_where_it_alone_has_computed_what_its_parent_goes_on_with(listener):
-    @sgl.function
-    async def program(s):
-        s += LONG
-        with s.copy() as copy:
-            copy += sgl.gen("x")
-        s += "b" + sgl.gen("y")
-
-    program.run()
-    assert listener.hints == [NO_HINTS, NO_HINTS]
-
-
 # -- runs that go on where others ended -----------------------------------------------------------
 
 
@@ -316,16 +258,6 @@ def test_one_of_many_chats_is_enough_to_see_that_they_go_on(listener):
             histories = [turn.run(history).text() for history in histories]
     assert listener.hints[:200] == [Hints(ends=2)] * 200
     assert sum(one == NO_HINTS for one in listener.hints[200:]) > 100
-
-
-def test_asking_again_goes_on_nowhere(listener):
-    @sgl.function
-    async def ask(s, question):
-        s += LONG + question + sgl.gen("answer")
-
-    for question in ("one", "two", "one"):
-        ask.run(question)
-    assert listener.hints == [Hints(ends=2)] * 3
 
 
 # -- what a server receives -----------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.requests import GenRequest
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)
@@ -61,11 +59,6 @@ def test_the_answers_about_all_documents_are_reduced_to_one_in_the_prompt():
     assert meta["parts"] == [f"<{letter}>" for letter in "abcdefg"]
 
 
-def test_every_question_begins_with_the_same_prompt():
-    _, backend = run(DOCUMENTS)
-    assert {prompt.split("<user>")[0] for prompt in backend.prompts} == {"<system>You summarize."}
-
-
 def test_answers_that_do_not_fit_are_reduced_in_groups_of_neighbors():
     state, backend = run(DOCUMENTS, max_chars=9, separator=" ")
     reductions = [p.rpartition("Reduce: ")[2] for p in backend.prompts if "Reduce: " in p]
@@ -86,33 +79,11 @@ def test_no_reduction_is_given_more_than_fits():
         assert max(map(len, reductions)) <= max_chars
 
 
-def test_one_document_is_reduced_once_too():
-    state, backend = run(DOCUMENTS[:1])
-    assert state.ret_value == "<a>"
-    assert len(backend.requests) == 2
-
-
 def test_answers_that_never_fit_are_an_error_that_says_what_to_do():
     with pytest.raises(
         sgl.ProgramError, match=r"map_reduce 'summary' failed: ValueError: no two .* raise"
     ):
         run(DOCUMENTS, max_chars=5)
-
-
-def test_so_many_questions_are_asked_at_the_same_time_and_no_more():
-    now, most = 0, 0
-
-    async def count(request: GenRequest) -> None:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        now -= 1
-
-    backend = ScriptedBackend(reply=letters, before=count)
-    assert summary.run(DOCUMENTS, {"at_once": 3}, backend=backend).ret_value == "<ag>"
-    assert most == 3
 
 
 def test_a_question_that_fails_is_the_error_and_ends_the_others():
@@ -160,12 +131,3 @@ def in_lines(text):
 def test_wrong_arguments_are_refused_at_once(documents, options, error):
     with pytest.raises(ValueError, match=error):
         sgl.map_reduce("x", documents, map=about, reduce=merging, **options)
-
-
-def test_a_question_that_makes_no_variable_is_an_error():
-    @sgl.function
-    def program(s):
-        s += sgl.map_reduce("x", ["a"], map=lambda text: sgl.user(text), reduce=merging)
-
-    with pytest.raises(sgl.ProgramError, match="map needs an expression that makes a variable"):
-        program.run(backend=ScriptedBackend())

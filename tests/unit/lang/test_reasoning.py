@@ -94,20 +94,6 @@ def test_what_is_left_is_read_as_its_type(server):
     assert state["a_reasoning_content"] == '{"n": 1}?'
 
 
-def test_reasoning_is_joined_and_read_in_async_programs_too(server):
-    server.reply = lambda prompt: f"<think>{len(prompt)}</think>ok"
-
-    @sgl.function
-    async def program(s):
-        s += "x"
-        forks = s.fork(2)
-        forks += lambda i: "y" * i + sgl.separate_reasoning(sgl.gen("a"))
-        forks.join()
-        return await s["a"], await s["a_reasoning_content"]
-
-    assert program.run().ret_value == (["ok", "ok"], ["1", "2"])
-
-
 def test_a_failed_gen_fails_its_reasoning(server):
     from fastapi.responses import JSONResponse
 

@@ -59,11 +59,6 @@ def test_without_roles_it_is_told_in_a_line():
     assert state.text() == "An even number.\nNumber: 3\nNo, 3 is odd.\nNumber: 4"
 
 
-def test_the_first_answer_may_be_right():
-    state = asking.run(even, backend=saying("4"))
-    assert (state["number"], state.get_meta_info("number")["attempts"]) == ("4", 1)
-
-
 async def only_true(text):
     return text == "yes"
 
@@ -92,14 +87,6 @@ def test_after_the_last_attempt_the_reason_is_the_error():
         "the last one with: 3 is odd"
     )
     assert len(backend.requests) == 2
-
-
-def test_a_check_gets_the_typed_value():
-    @sgl.function
-    def program(s):
-        s += "N: " + sgl.retry_until(sgl.gen("n", dtype=int), lambda n: n > 3 or "too small")
-
-    assert program.run(backend=saying("3", "4"))["n"] == 4
 
 
 def test_it_can_be_compiled_and_put_into_branches():

@@ -64,10 +64,6 @@ def test_the_cost_of_a_gateway_that_does_not_tokenize_is_counted(server):
     assert state.usage.calls == len(server.calls) == 4
 
 
-def test_a_tie_is_won_by_the_first_choice():
-    assert choose("Q:", ["one", "two", "six"])["pick"] == "one"
-
-
 def test_select_on_an_empty_prompt_scores_after_the_beginning_token(server):
     server.logprob = lambda token, position: -float(token)
     assert choose("", ["b", "a"])["pick"] == "a"
@@ -129,16 +125,6 @@ def test_no_prefix_is_sent_ahead_of_a_select_where_it_would_not_help(server):
 
     after_gen.run(backend=sgl.VLLM(server.url))
     assert server.hints == []
-
-
-def test_choices_in_a_gen_are_a_select(server):
-    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
-
-    @sgl.function
-    def program(s):
-        s += "Q:" + sgl.gen("pick", choices=["no", "yes"])
-
-    assert program.run()["pick"] == "yes"
 
 
 @pytest.mark.parametrize("plugin", [False, True])

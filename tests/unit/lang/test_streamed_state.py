@@ -80,22 +80,6 @@ def test_a_function_may_read_in_threads_of_its_own(stream):
     assert state.ret_value == ("x[1]", "[1]", ["x[1]0[5]", "x[1]1[5]"])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_may_read_a_branch_that_its_function_waits_for(stream):
-    @sgl.function
-    def program(s):
-        s += "x"
-        forks = s.fork(2)
-        forks[1] += "y" + sgl.gen("b")
-        forks[0] += sgl.tool("t", lambda: forks[1].text())
-        forks.join()
-        return s["t"]
-
-    state = program.run(stream=stream)
-    assert state.text() == "x"
-    assert state.ret_value == ["xy[2]"]
-
-
 def test_a_tool_and_a_function_may_read_the_returned_state():
     states: queue.Queue = queue.Queue()
 

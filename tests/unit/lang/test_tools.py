@@ -113,15 +113,6 @@ def test_whatever_it_raises_ends_the_program_and_nothing_else(raised, is_async):
     assert program.run(None).text() == "[0]"  # the language still works
 
 
-def test_an_unknown_variable_is_refused_at_once():
-    @sgl.function
-    def program(s):
-        s += sgl.tool("t", add, sgl.var("nothing"))
-
-    with pytest.raises(KeyError, match="no variable 'nothing'"):
-        program.run()
-
-
 def test_tools_of_branches_run_at_the_same_time():
     together = threading.Barrier(4, timeout=5)
 
@@ -133,23 +124,6 @@ def test_tools_of_branches_run_at_the_same_time():
         forks.join()
 
     assert sorted(program.run()["t"]) == [0, 1, 2, 3]
-
-
-def test_a_tool_may_run_a_program_that_uses_tools():
-    @sgl.function
-    def inner(s, n):
-        s += "in" + sgl.tool("t", lambda: n + 1)
-
-    @sgl.function
-    def outer(s):
-        s += "out" + sgl.tool("t", lambda: inner.run(1)["t"])
-        s += sgl.tool("u", inner_async)
-
-    async def inner_async():
-        return (await inner.run_async(2))["t"]
-
-    state = outer.run()
-    assert (state["t"], state["u"]) == (2, 3)
 
 
 def test_an_async_tool_is_cancelled_with_the_program():
@@ -181,15 +155,6 @@ def test_a_tool_without_a_name_only_appends():
 
     state = program.run()
     assert state["all"] == "aNoneb"
-
-
-def test_computed_text_and_tools_differ_in_the_state():
-    @sgl.function
-    def program(s):
-        s += sgl.user("what?" + sgl.tool("t", add, "x", b="y"))
-
-    kinds = [span.kind for span in program.run()._read().spans]
-    assert kinds == ["text", "tool"]
 
 
 # --- programs inside of tools --------------------------------------------------------------------

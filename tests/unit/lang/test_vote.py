@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -166,11 +165,6 @@ def test_a_branch_that_fails_does_not_vote():
         vote(Branches(FAILS, FAILS), 2)
 
 
-def test_an_error_of_the_key_is_the_error_of_the_vote():
-    with pytest.raises(sgl.ProgramError, match="vote 'sum' failed: ValueError: invalid literal"):
-        vote(Branches("a", "b"), 2, key=int)
-
-
 def test_all_variables_of_the_winner_are_kept_and_whole_turns_too():
     backend = ScriptedBackend(
         reply=lambda prompt: (
@@ -205,19 +199,6 @@ def test_all_variables_of_the_winner_are_kept_and_whole_turns_too():
     ]
 
 
-def test_a_vote_inside_of_a_vote():
-    says = iter("aabbbbaaa")
-
-    @sgl.function
-    def program(s):
-        s += "?" + sgl.vote(sgl.vote(sgl.gen("x"), 3, at_once=1), 3, at_once=1)
-
-    # Two of the first three, two of the next, and so on: branches end as soon as they are decided.
-    state = program.run(backend=ScriptedBackend(reply=lambda prompt: next(says)))
-    assert state["x"] in "ab"
-    assert sum(count for _, count in state.get_meta_info("x")["votes"]) >= 2
-
-
 def test_a_vote_in_branches_of_the_program_and_in_a_compiled_one():
     @sgl.function
     def program(s, n):
@@ -230,15 +211,6 @@ def test_a_vote_in_branches_of_the_program_and_in_a_compiled_one():
     backend = ScriptedBackend(reply=lambda prompt: "a")
     assert program.run(1, backend=backend).ret_value == ["a", "a"]
     assert program.compile().run(1, backend=backend).ret_value == ["a", "a"]
-
-
-def test_a_vote_may_have_what_only_a_run_knows():
-    @sgl.function
-    def program(s, question):
-        s += sgl.vote(question + sgl.gen("x"), 3)
-
-    backend = ScriptedBackend(reply=lambda prompt: "b" if prompt == "Q" else "?")
-    assert program.compile().run("Q", backend=backend)["x"] == "b"
 
 
 def test_after_a_loss_the_run_is_not_failed_by_the_losers():
@@ -292,16 +264,6 @@ def test_a_branch_that_fails_is_left_out():
     assert choose(Branches(FAILS, "a", "bb"), 3, score=len)["word"] == "bb"
     with pytest.raises(sgl.ProgramError, match=r"best_of 'word' failed: .*branch 0 fails"):
         choose(Branches(FAILS, FAILS), 2, score=len)
-
-
-def test_scores_are_computed_at_the_same_time():
-    together = threading.Barrier(3, timeout=10)
-
-    def score(word: str) -> int:
-        together.wait()
-        return len(word)
-
-    assert choose(Branches("a", "bb", "ccc"), 3, score=score)["word"] == "ccc"
 
 
 def test_a_score_of_the_model_is_asked_on_a_copy():

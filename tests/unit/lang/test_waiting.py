@@ -53,19 +53,6 @@ def test_a_tool_of_a_branch_cannot_read_what_follows_the_join_of_the_branch(mode
     is_refused(program)
 
 
-def test_a_tool_of_a_branch_cannot_read_a_variable_that_the_join_makes():
-    @sgl.function
-    def program(s):
-        forks = s.fork(2)
-        joined = threading.Event()
-        forks[0] += sgl.tool("t", lambda: joined.wait(5) and s["t"])
-        forks.join()
-        joined.set()
-        s.text()
-
-    is_refused(program)
-
-
 def test_a_tool_cannot_read_a_branch_that_starts_after_it():
     @sgl.function
     def program(s):
@@ -84,25 +71,10 @@ def test_a_tool_cannot_read_a_branch_that_starts_after_it():
     is_refused(program)
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("num_branches", [2, 3])
-def test_tools_of_branches_cannot_read_each_other_in_a_circle(num_branches, is_async):
+def test_async_tools_of_branches_cannot_read_each_other_in_a_circle(num_branches):
     @sgl.function
-    def program(s):
-        forks = s.fork(num_branches)
-        all_there = threading.Event()
-
-        def read(i):
-            all_there.wait(5)
-            return forks[(i + 1) % num_branches].text()
-
-        forks += lambda i: sgl.tool("t", read, i)
-        all_there.set()
-        forks.join()
-        return s["t"]
-
-    @sgl.function
-    async def program_async(s):
+    async def program(s):
         forks = s.fork(num_branches)
         all_there = asyncio.Event()
 
@@ -115,7 +87,7 @@ def test_tools_of_branches_cannot_read_each_other_in_a_circle(num_branches, is_a
         forks.join()
         return await s["t"]
 
-    is_refused(program_async if is_async else program)
+    is_refused(program)
 
 
 @sgl.function
@@ -126,12 +98,13 @@ def part(s):
 @pytest.mark.parametrize(
     "read",
     [
+        lambda s: s.text(),
         lambda s: list(s.text_iter()),
         lambda s: s.fork(2).first(lambda branch: True),
         lambda s: sgl.live(s),
         lambda s: part.compile()(s),
     ],
-    ids=["text_iter", "first", "live", "compiled"],
+    ids=["text", "text_iter", "first", "live", "compiled"],
 )
 def test_whatever_else_waits_for_the_prompt_of_the_tool_is_refused_too(read):
     @sgl.function
@@ -245,20 +218,6 @@ def test_a_tool_may_read_what_does_not_wait_for_it(tool):
 
     text = "okokxokzokxok"
     assert program.run().ret_value == ([text], [text])
-
-
-def test_a_tool_may_read_a_prompt_whose_join_has_other_branches():
-    @sgl.function
-    def program(s):
-        other = s.copy()
-        forks = other.fork(2)
-        forks += sgl.gen("a")
-        forks.join()
-        branch = s.copy()
-        branch += sgl.tool("t", lambda: (other["a"], other.text()))
-        return branch["t"]
-
-    assert program.run().ret_value == (["ok", "ok"], "")
 
 
 def test_what_a_tool_has_left_behind_may_read_its_prompt():
