@@ -222,14 +222,12 @@ class Execution:
             self._num_own += 1
         hints = functools.partial(self._hints, expr)
         generation = Generation(expr, self._run, before, self._ahead, self._show, hints)
-        result = await generation.result()
-        self._ahead = result.ahead
-        first = result.first
-        after = before.appended(
-            first.text, "gen", expr.name, forced=first.forced, usage=result.usage
-        )
+        variable = await generation.variable()
+        self._ahead = generation.ahead
+        forced, usage = generation.first.forced, generation.usage
+        after = before.appended(variable.text, "gen", expr.name, forced=forced, usage=usage)
         self.written = Written(after.seen())
-        return result.variable
+        return variable
 
     def _hints(self, expr: Gen, is_last: bool) -> Hints:
         """Those of `expr`, which is being sent: which step it is, and what is known to follow its

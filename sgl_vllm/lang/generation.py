@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, Watch, no_hints
@@ -19,7 +19,7 @@ from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import each_of
-from sgl_vllm.lang.speculation import Ahead, Lookout, can_be_speculated
+from sgl_vllm.lang.speculation import Ahead, AheadBudget, Lookout, can_be_speculated
 from sgl_vllm.lang.transcript import GenMeta, Transcript, Variable
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.hints import Hints
@@ -53,23 +53,16 @@ def open_prompt(transcript: Transcript, backend: Backend, feature: str) -> Promp
     )
 
 
-@dataclass(frozen=True)
-class GenResult:
-    """The variable a `gen` makes, the text that joins the prompt with what its request cost, and
-    text generated ahead of it."""
+class Generation:
+    """One `gen` on `transcript`, answered by text generated ahead of it if that matches, otherwise
+    by the backend.
 
-    variable: Variable
+    `ahead` is that text, and afterwards what is left of it or was generated instead. `first` is the
+    text that joins the prompt, and `usage` the cost of its request.
+    """
+
     first: Generated
     usage: Usage
-    ahead: Ahead | None
-
-
-class Generation:
-    """One `gen` on `transcript`, answered by `ahead` if that matches, otherwise by the backend.
-
-    `show` receives the text generated so far, in a streamed run. `hints` returns those of an
-    attempt: what is known to follow it, and which step it is.
-    """
 
     def __init__(
         self,
@@ -81,19 +74,21 @@ class Generation:
         hints: Callable[[bool], Hints],
     ) -> None:
         """Args:
-        hints: called with whether this is the last attempt.
+        show: receives the text generated so far, in a streamed run.
+        hints: what is known to follow an attempt, and which step it is, given whether it is the
+            last one.
         """
+        self.ahead = ahead
         self._expr = expr
         self._run = run
         self._backend = run.backend
         self._transcript = transcript
-        self._ahead = ahead
         self._show = show
         self._hints = hints
         self._constraint = expr.constraint
         self._sampling = expr.sampling.over(run.defaults)
 
-    async def result(self) -> GenResult:
+    async def variable(self) -> Variable:
         """Generate until the text can be read as a value, or the retries are used up.
 
         Raises ValueError with the reader's error if it cannot, and BackendError.
@@ -108,11 +103,11 @@ class Generation:
             except ValueError:
                 if not retries_left:
                     raise
-                self._ahead = None
+                self.ahead = None
                 self._show("")
             else:
                 break
-        first, is_list = texts[0], (self._sampling.n or 1) > 1
+        self.first, self.usage = texts[0], answer.usage
         meta = GenMeta(
             finish_reason=tuple(text.finish_reason for text in texts),
             output_token_logprobs=tuple(text.logprobs for text in texts),
@@ -121,13 +116,9 @@ class Generation:
             with_text=self._sampling.return_text_in_logprobs is not False,
             request_id=answer.request_id,
         )
-        variable = Variable(
-            values if is_list else values[0],
-            first.text,
-            meta,
-            reasonings if is_list else reasonings[0],
-        )
-        return GenResult(variable, first, answer.usage, self._ahead)
+        if (self._sampling.n or 1) > 1:
+            return Variable(values, self.first.text, meta, reasonings)
+        return Variable(values[0], self.first.text, meta, reasonings[0])
 
     async def _ask(self, *, is_last: bool) -> GenAnswer:
         num_tokens_ahead = self._run.num_api_spec_tokens
@@ -139,7 +130,7 @@ class Generation:
     # --- one request per generation ------------------------------------------------------------
 
     async def _ask_plainly(self, hints: Callable[[], Hints] = no_hints) -> GenAnswer:
-        self._ahead = None
+        self.ahead = None
         stop = _StopRegex(self._sampling.stop_regex)
         request = GenRequest(
             open_prompt(self._transcript, self._backend, "gen"),
@@ -191,12 +182,12 @@ class Generation:
         If the backend cannot continue a turn, the model is asked for the whole turn, and what the
         program has already written in it must come back unchanged.
         """
-        if self._ahead is not None:
-            answer = self._ahead.answer(self._sampling)
+        if self.ahead is not None:
+            answer = self.ahead.answer(self._sampling)
             if answer is not None:
-                self._backend.ahead_budget.saved()
-                saved = Usage(saved_calls=1, saved_prompt_tokens=self._ahead.num_prompt_tokens_here)
-                text, self._ahead = answer
+                self._backend.ahead_budget.count(AheadBudget.SAVED)
+                saved = Usage(saved_calls=1, saved_prompt_tokens=self.ahead.num_prompt_tokens_here)
+                text, self.ahead = answer
                 return GenAnswer((text,), saved)
         transcript, backend = self._transcript, self._backend
         begun = ""
@@ -232,7 +223,7 @@ class Generation:
             if ahead.marks is None:
                 backend.tells_tokens = False
             else:  # the end is inside of several tokens that came at once
-                backend.ahead_budget.wasted()
+                backend.ahead_budget.count(AheadBudget.WASTED)
             plain = await self._ask_plainly()
             return replace(plain, usage=plain.usage + usage)
         if answer is None:
@@ -241,7 +232,7 @@ class Generation:
                 "gen after other text in a turn",
                 f"the turn {ahead.text!r} ends before it; raise max_tokens",
             )
-        text, self._ahead = answer
+        text, self.ahead = answer
         return GenAnswer((text,), usage)
 
     async def _run_ahead(
@@ -250,7 +241,7 @@ class Generation:
         backend = self._backend
         is_ahead = backend.tells_tokens and backend.ahead_budget.allows_a_call
         if not (is_ahead or begun):
-            backend.ahead_budget.asked_plainly()
+            backend.ahead_budget.count(AheadBudget.ASKED_PLAINLY)
         lookout = Lookout(self._sampling, num_tokens_ahead, begun, tells_tokens=is_ahead)
 
         def watch(piece: str, num_tokens: int | None) -> bool:

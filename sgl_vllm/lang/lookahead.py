@@ -7,7 +7,7 @@ waits: what is not known yet is not said.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -48,15 +48,15 @@ _COPIES_NOTHING = (*_QUIET, Gen, SpokenGen, Select, Fork)
 before may be this prompt. Then this prompt becomes that branch's context."""
 
 _MAX_PROMPTS = 32
-"""At most this many ended prompts are remembered. Looking for one of them takes 10 microseconds."""
+"""At most this many ended prompts are remembered."""
 
 _KEPT_FOR = 32
 """When that many are, one in so many replaces the oldest: each is remembered for a thousand."""
 
-_MAX_PROGRAMS = 512
+_MIN_CHARS = 64
+"""Shorter prompts are not remembered."""
 
-_TAIL_CHARS = 64
-"""A prompt is looked up by its length and so many characters at its end."""
+_MAX_PROGRAMS = 512
 
 
 class Lookahead:
@@ -151,9 +151,7 @@ class EndedPrompts:
     """
 
     def __init__(self) -> None:
-        # By length and last characters: the hash of the whole, and the program.
-        self._prompts: OrderedDict[tuple[int, str], tuple[int, str]] = OrderedDict()
-        self._lengths: Counter[int] = Counter()
+        self._prompts: OrderedDict[str, str] = OrderedDict()  # to the program of each
         self._num_ended = 0
         self._extended: OrderedDict[str, None] = OrderedDict()  # programs
 
@@ -163,32 +161,19 @@ class EndedPrompts:
             return False
         self._num_ended += 1
         has_room = len(self._prompts) < _MAX_PROMPTS
-        if len(prompt) >= _TAIL_CHARS and (has_room or self._num_ended % _KEPT_FOR == 0):
-            key = len(prompt), prompt[-_TAIL_CHARS:]
-            if key not in self._prompts:
-                self._lengths[len(prompt)] += 1
-            self._prompts[key] = hash(prompt), program
-            self._prompts.move_to_end(key)
+        if len(prompt) >= _MIN_CHARS and (has_room or self._num_ended % _KEPT_FOR == 0):
+            self._prompts[prompt] = program
+            self._prompts.move_to_end(prompt)
             if len(self._prompts) > _MAX_PROMPTS:
-                self._forget(next(iter(self._prompts)))
+                self._prompts.popitem(last=False)
         return True
 
     def look_for_extended(self, prompt: str) -> None:
-        """A run begins with `prompt`. Costs a dictionary lookup for each length remembered."""
-        for length in [one for one in self._lengths if one < len(prompt)]:
-            key = length, prompt[length - _TAIL_CHARS : length]
-            hash_of_prompt, program = self._prompts.get(key, (None, ""))
-            if hash_of_prompt is not None and hash_of_prompt == hash(prompt[:length]):
-                self._forget(key)
-                self._extended[program] = None
-                if len(self._extended) > _MAX_PROGRAMS:
-                    self._extended.popitem(last=False)
-
-    def _forget(self, key: tuple[int, str]) -> None:
-        del self._prompts[key]
-        self._lengths[key[0]] -= 1
-        if not self._lengths[key[0]]:
-            del self._lengths[key[0]]
+        """A run begins with `prompt`."""
+        for ended in [one for one in self._prompts if one != prompt and prompt.startswith(one)]:
+            self._extended[self._prompts.pop(ended)] = None
+            if len(self._extended) > _MAX_PROGRAMS:
+                self._extended.popitem(last=False)
 
 
 ended_prompts = EndedPrompts()

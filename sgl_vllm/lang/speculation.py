@@ -25,6 +25,33 @@ from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.sampling import Sampling, each_of
 
 
+class AheadBudget:
+    """Whether a backend is asked past the end of a generation, as far as that has paid so far.
+
+    If a server sends several tokens at once and a text ends inside of them, what was generated
+    ahead is of no use, and the call is made again. There may be one such call, another one for each
+    call that was saved since, and another one for every 16 that were made without. So a server that
+    fell behind once keeps its speculation, and one that always sends several tokens at once makes
+    at most a sixteenth more calls.
+    """
+
+    SAVED = 1.0
+    WASTED = -1.0
+    ASKED_PLAINLY = 1 / 16
+
+    _MOST = 4.0
+    _calls = 1.0  # that may be wasted
+
+    @property
+    def allows_a_call(self) -> bool:
+        """Whether one more call may be wasted."""
+        return self._calls >= 1
+
+    def count(self, calls: float) -> None:
+        """A call was saved, wasted, or made without asking for anything ahead."""
+        self._calls = min(self._calls + calls, self._MOST)
+
+
 def can_be_speculated(expr: Gen, sampling: Sampling) -> bool:
     """Whether a generation may run past its end, or be answered by one that did."""
     return (

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeAlias  # Any: JSON
 
-from sgl_vllm.lang.ahead_budget import AheadBudget
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
@@ -29,6 +28,7 @@ from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.planning import OrderMemory, SegmentId
 from sgl_vllm.lang.prompts import Prompt
+from sgl_vllm.lang.speculation import AheadBudget
 from sgl_vllm.lang.usage import Usage
 
 logger = logging.getLogger("sgl_vllm")
