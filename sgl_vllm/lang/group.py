@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
@@ -39,7 +40,22 @@ class Member(Protocol):
 StateT = TypeVar("StateT", bound=Member)
 
 
-class ProgramGroup(Generic[StateT]):
+class Shown(ABC):
+    """What notebooks and rich show as a picture."""
+
+    @abstractmethod
+    def _picture(self) -> Picture: ...
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return fragment_of(self._picture())
+
+    def __rich__(self) -> TerminalView:
+        """What rich prints."""
+        return TerminalView(self._picture())
+
+
+class ProgramGroup(Shown, Generic[StateT]):
     """The branches of a fork. Iterate over them, index them, and join them with `join`."""
 
     gathers_known_names = True
@@ -51,14 +67,6 @@ class ProgramGroup(Generic[StateT]):
 
     def _picture(self) -> Picture:
         return picture_of_group(self._parent._stream, [state._stream for state in self._states])
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return fragment_of(self._picture())
-
-    def __rich__(self) -> TerminalView:
-        """What rich prints."""
-        return TerminalView(self._picture())
 
     def __len__(self) -> int:
         return len(self._states)

@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from sgl_vllm.lang.awaitable import ValueToAwait
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.follower import FileFollower, TextFollower
-from sgl_vllm.lang.group import ProgramGroup
+from sgl_vllm.lang.group import ProgramGroup, Shown
 from sgl_vllm.lang.ir import (
     Expr,
     Role,
@@ -37,8 +37,6 @@ from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Order, Transcript, Variable, meta_info
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.views.capture import picture_of
-from sgl_vllm.lang.views.html import fragment_of
-from sgl_vllm.lang.views.terminal import TerminalView
 from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ R = TypeVar("R", default=Any)
 """What a program's function returns."""
 
 
-class State:
+class State(Shown):
     """A prompt being written: what `ProgramState` and `AsyncProgramState` have in common.
 
     ``s += expr`` submits and returns immediately. Everything that reads waits for the value, and
@@ -229,14 +227,6 @@ class State:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with variables {list(self._stream.variables)}>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return fragment_of(self._picture())
-
-    def __rich__(self) -> TerminalView:
-        """What rich prints."""
-        return TerminalView(self._picture())
 
 
 class ProgramState(State, Generic[R]):
