@@ -23,7 +23,6 @@ from sgl_vllm.lang.backends.requests import (
 )
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import Prompt
-from sgl_vllm.lang.speculation import AheadBudget
 from sgl_vllm.lang.usage import Usage
 
 
