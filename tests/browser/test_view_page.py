@@ -57,7 +57,7 @@ class Card(ScriptedBackend):
     async def generate(self, request: GenRequest) -> GenAnswer:
         await asyncio.sleep(0.1)
         answer = await super().generate(request)
-        if request.regex is None:
+        if request.constraint is None:
             return answer
         forced = replace(answer.texts[0], text='{"name": "Hare"}', forced=((0, 10), (14, 16)))
         return replace(answer, texts=(forced,))

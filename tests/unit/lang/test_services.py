@@ -1,16 +1,23 @@
-"""What all hosted services have in common: streams, retries, errors, and choices without scores."""
+"""What all hosted services have in common: streams, retries, errors, and choices without scores.
+
+Also the packages that backends need, and what an engine in this process says of a failure.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.responses import PlainTextResponse
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.backends.engine_requests import raise_if_failed
 from tests.unit.lang.services import (
     ANTHROPIC_ROUTES,
     OPENAI_ROUTES,
@@ -70,6 +77,40 @@ def ask(s, question, **options):
 def pick(s, method=None):
     s += sgl.user("Which?")
     s += sgl.assistant(sgl.select("pick", ["a", "b"], choices_method=method))
+
+
+# --- LiteLLM, whose requests are OpenAI's ---------------------------------------------------------
+
+LITELLM = pytest.mark.parametrize("kind", ["LiteLLM"], indirect=True)
+
+
+@LITELLM
+def test_litellm_gets_a_chat_without_what_is_at_its_default(service, make):
+    service.reply = lambda body: "{}"
+    options = {"max_new_tokens": 9, "temperature": 0.5, "stop": ["x", "y"]}
+    ask.run("Why?", json_schema={"type": "object"}, **options)
+    body = service.body
+    assert body["model"] == "m"
+    assert body["messages"] == [{"role": "user", "content": "Why?"}]
+    assert (body["max_tokens"], body["temperature"], body["stop"]) == (9, 0.5, ["x", "y"])
+    assert not {"top_p", "n", "frequency_penalty", "presence_penalty"} & body.keys()
+    assert body["response_format"]["type"] == "json_schema"
+    assert service.requests[0][2]["authorization"] == "Bearer key"
+
+
+@LITELLM
+def test_what_openais_words_lack_is_refused_by_name(service, make):
+    for options, feature in (({"top_k": 5}, "top_k"), ({"regex": "a"}, "regex")):
+        with pytest.raises(sgl.ProgramError, match=rf"{feature}.* by openai/m through LiteLLM"):
+            ask.run("Why?", **options)
+
+    @sgl.function
+    def plain(s):
+        s += "Once" + sgl.gen("a")
+
+    with pytest.raises(sgl.ProgramError, match="without roles"):
+        plain.run()
+    assert service.requests == []
 
 
 # --- streams -------------------------------------------------------------------------------------
@@ -155,7 +196,7 @@ def test_a_wrong_key_is_reported_as_rejected(service, make):
         ask.run("Why?")
 
 
-@pytest.mark.parametrize("status", [400, 404, 500])
+@pytest.mark.parametrize("status", [400, 500])
 def test_what_the_service_says_is_passed_on(service, make, status):
     service.fault = lambda body: error(status, "no such model")
     with pytest.raises(sgl.ProgramError, match=f"answered {status}: .*no such model") as caught:
@@ -197,4 +238,56 @@ def test_a_service_that_stalls_is_left_after_the_timeout(service, make):
 def test_an_address_without_a_server_is_an_error_that_names_it(kind):
     backend = MAKERS[kind]("http://127.0.0.1:9", api_key="k", max_retries=0)
     with pytest.raises(sgl.ProgramError, match=r"no answer from .* at http://127.0.0.1:9"):
+        ask.run("Why?", backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason", "status", "message"),
+    [
+        ("error", "too large", 400, "my engine refused the request: too large"),
+        ("error", None, None, "my engine failed"),
+        *((reason, None, None, None) for reason in (None, "stop", "length")),
+    ],
+)
+def test_a_failure_of_an_engine_in_process_is_an_error(finish_reason, stop_reason, status, message):
+    one = SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason)
+    output: Any = SimpleNamespace(outputs=[one])
+    if message is None:
+        raise_if_failed(output, "my engine")
+        return
+    with pytest.raises(sgl.BackendError, match=message) as error:
+        raise_if_failed(output, "my engine")
+    assert error.value.status == status
+
+
+# --- packages ------------------------------------------------------------------------------------
+
+HEAVY = {"anthropic", "httpx", "litellm", "openai", "pydantic", "tiktoken", "torch", "vllm"}
+
+MAKE_ALL = """
+import sys
+import sgl_vllm as sgl
+sgl.VLLM("http://127.0.0.1:1")
+sgl.OpenAI("m"), sgl.Anthropic("m"), sgl.LiteLLM("m"), sgl.Engine("m", plugin=True)
+print(*{name.split(".")[0] for name in sys.modules})
+"""
+
+
+def test_nothing_heavy_is_imported_before_a_backend_is_used():
+    done = subprocess.run([sys.executable, "-c", MAKE_ALL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert HEAVY.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "advice"),
+    [
+        (sgl.Anthropic("m", api_key="k"), "anthropic", r"pip install 'sgl-vllm\[anthropic\]'"),
+        (sgl.LiteLLM("m"), "litellm", r"pip install 'sgl-vllm\[litellm\]'"),
+        (sgl.Engine("m"), "vllm.engine.arg_utils", "needs vLLM .*sgl-vllm doctor"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch, backend, package, advice):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(sgl.ProgramError, match=advice):
         ask.run("Why?", backend=backend)
