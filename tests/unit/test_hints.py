@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from sgl_vllm.protocol.hints import NO_HINTS, Hints, read_hints, write_hints
-from sgl_vllm.protocol.step_graph import StepName
+from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, StepName
 
 
 def test_a_request_names_its_program_and_fork():
@@ -60,32 +60,28 @@ def test_one_engine_gets_a_program_or_else_a_fork_group():
     assert len(groups) == 3
 
 
-@pytest.mark.parametrize("group", [[1], {"a": 1}, 1.5, "x" * 257, 1 << 65])
-def test_an_invalid_hint_is_one_warning_without_its_content(group, caplog):
-    with caplog.at_level(logging.WARNING):
-        assert read_hints({"sgl_fork_group": group}, "request 5") == NO_HINTS
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "request 5" in caplog.text and "x" * 20 not in caplog.text
-
-
-@pytest.mark.parametrize("seconds", [-1, 1e9, float("nan"), float("inf"), "3", [3], 1 << 2000])
-def test_an_invalid_duration_is_ignored_with_a_warning(seconds, caplog):
-    with caplog.at_level(logging.WARNING):
-        assert read_hints({"sgl_next_in_s": seconds, "sgl_next_tool": "t"}, "id") == NO_HINTS
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+TOO_LONG, TOO_LARGE = "x" * 257, 1 << 65
 
 
 @pytest.mark.parametrize(
-    "hints", [{"sgl_step": "no step"}, {"sgl_step": 3}, {"sgl_graph": ["{}"]}, {"sgl_graph": 1}]
+    ("name", "values"),
+    [
+        ("sgl_fork_group", [[1], {"a": 1}, 1.5, TOO_LONG, TOO_LARGE]),
+        ("sgl_next_tool", [[1], 1.5, TOO_LONG, TOO_LARGE]),
+        ("sgl_next_in_s", [-1, 1e9, float("nan"), float("inf"), "3", [3], 1 << 2000]),
+        ("sgl_step", ["no step", 3]),
+        ("sgl_graph", [["{}"], 1, "x" * (MAX_GRAPH_CHARS + 1)]),
+    ],
 )
-def test_an_invalid_step_or_graph_is_ignored_with_a_warning(hints, caplog):
-    with caplog.at_level(logging.WARNING):
-        assert read_hints({"sgl_program": "p", **hints}, "id") == NO_HINTS
-    assert "DIGEST/INDEX" in caplog.text
+def test_an_invalid_hint_is_one_warning_without_its_content(name, values, caplog):
+    for value in values:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert read_hints({name: value}, "request 5") == NO_HINTS
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "request 5" in caplog.text and "x" * 20 not in caplog.text
 
 
-@pytest.mark.parametrize("tool", [[1], 1.5, "x" * 257, 1 << 65])
-def test_an_invalid_tool_is_ignored_with_a_warning(tool, caplog):
-    with caplog.at_level(logging.WARNING):
-        assert read_hints({"sgl_next_tool": tool}, "id") == NO_HINTS
-    assert "sgl_next_tool" in caplog.text
+def test_a_long_request_id_is_cut_in_the_log(caplog):
+    read_hints({"sgl_program": []}, "r" * 1_000_000)
+    assert len(caplog.text) < 500

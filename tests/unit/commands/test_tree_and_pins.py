@@ -236,10 +236,3 @@ def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:
     known.clear()
     status, _, err = sgl_vllm("unpin", URL, "p1", engines=[engine])
     assert (status, err) == (1, f"sgl-vllm unpin: {URL}: there is no pin 'p1'\n")
-
-
-def test_a_refused_pin_has_the_engines_reason(sgl_vllm) -> None:
-    engine = FakeEngine(pin=PinAnswer(error="pins may hold half of the cache"))
-    status, out, err = sgl_vllm("pin", URL, "Once", engines=[engine])
-    assert (status, out) == (1, "")
-    assert err == f"sgl-vllm pin: {URL}: pins may hold half of the cache\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +15,9 @@ from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.stats import IterationStats, PrefillStats
 
-from sgl_vllm.config import CONFIG_KEY
-from sgl_vllm.routes import SglEndpointPlugin
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
-from sgl_vllm.scheduler.stats import EngineStats
 from tests.engine_request import engine_request
-from tests.fake_engines import FakeEngine, fake_server
 
 BLOCK = 16
 
@@ -76,41 +70,6 @@ def test_with_a_salt_a_client_is_told_of_every_token() -> None:
 
 def test_a_server_may_tell_every_client_of_every_token() -> None:
     assert told(None, 21, is_exact=True) == (21, 79, 21)
-
-
-def stats_of(headers: Any = None, **options: Any) -> dict[str, Any]:
-    """The statistics of a server that was started with these options."""
-    engine = FakeEngine(stats=EngineStats("1"))
-    app = fake_server(engine)
-    client = app.state.engine_client
-    client.vllm_config = SimpleNamespace(
-        additional_config={CONFIG_KEY: options}, cache_config=SimpleNamespace(block_size=BLOCK)
-    )
-    client.output_processor = OutputProcessor(None, log_stats=True)
-    client.add_request = None
-    app.state.online_renderer = SimpleNamespace(render_completion=None)
-    client.shutdown = lambda: None
-    asyncio.run(SglEndpointPlugin().init_state(client, app.state, Namespace()))
-    return TestClient(app).get("/v1/sgl/stats", headers=headers).json()
-
-
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [
-        ({}, BLOCK),
-        ({"why_exact": True}, 1),
-        ({"tree_text": True}, 1),
-        ({"tree_text": False}, BLOCK),
-    ],
-)
-def test_the_statistics_say_in_which_blocks_clients_are_told(options, size) -> None:
-    assert stats_of(**options)["cached_block_size"] == size
-
-
-def test_a_client_whose_tenant_has_a_salt_is_told_exactly() -> None:
-    options = {"tenant_from": "header:X-Tenant"}
-    assert stats_of({"X-Tenant": "a"}, **options)["cached_block_size"] == 1
-    assert stats_of(**options)["cached_block_size"] == BLOCK
 
 
 # -- what the engine refuses
@@ -177,17 +136,6 @@ def test_a_clients_own_salt_divides_its_tenant_and_reaches_no_other() -> None:
     (other,) = salts("header:X-Tenant", {"x-tenant": "a"})
     mine, without = salts("header:X-Tenant", {"x-tenant": "a"}, {}, own=other)
     assert len({mine, without, other}) == 3
-
-
-def test_a_pin_is_for_the_requests_of_its_tenant() -> None:
-    engine = FakeEngine(pin=lambda **_: {"pinned": None, "error": "seen"})
-    app = fake_server(engine)
-    tenants = app.state.sgl_vllm_tenants = TenantSource("header:X-Tenant")
-    client = TestClient(app)
-    for name in "ab":
-        client.post("/v1/sgl/pin", json={"prompt": "Once"}, headers={"X-Tenant": name})
-    first, second = (asked["cache_salt"] for _, asked in engine.asked if asked)
-    assert first != second and tenants.salt(None) is None
 
 
 def test_marks_without_a_wish_to_reuse_are_for_routers() -> None:

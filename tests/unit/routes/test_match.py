@@ -73,13 +73,6 @@ def test_token_ids_of_a_shared_beginning_are_sent_to_the_engine_once() -> None:
     assert [unpack(one) for one in arguments["candidates"]] == [[4], [5, 6]]
 
 
-def test_candidates_continue_the_last_message_of_a_chat() -> None:
-    client = connect(CachingEngine("|be kind|the hare ran"))
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the "}]
-    told = match(client, {"messages": messages, "candidates": ["hare", "fox"]})
-    assert told == {"num_tokens": [17, 16], "cached_tokens": [17, 13]}
-
-
 def test_of_several_engines_the_one_with_most_of_a_candidate_counts() -> None:
     client = connect(CachingEngine("abcd"), CachingEngine("abxyz"))
     told = match(client, {"candidates": ["abcd", "abxyz", "q"]})

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, make_asgi_app
-from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from vllm import envs
 
@@ -124,57 +120,6 @@ def test_in_development_mode_each_scrape_asks_the_engines(monkeypatch) -> None:
         assert len(engine.asked) == number
 
 
-def scrape_at_once(
-    collector: SglCollector, answer_takes_s: float, num_scrapes: int, max_age_s: float
-) -> list[str]:
-    """The pages of scrapes that arrive together, from engines that answer after `answer_takes_s`
-    and count how often they are asked."""
-    num_asked = 0
-
-    async def ask(app: FastAPI) -> EngineStats:
-        nonlocal num_asked
-        num_asked += 1
-        await asyncio.sleep(answer_takes_s)
-        return ran(num_asked)
-
-    registry = CollectorRegistry()
-    registry.register(collector)
-    app = FastAPI()
-    app.add_middleware(
-        metrics.MetricsMiddleware,
-        collector=collector,
-        registry=registry,
-        ask=ask,
-        max_age_s=max_age_s,
-    )
-
-    async def scrape() -> list[str]:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            pages = await asyncio.gather(*[client.get("/metrics") for _ in range(num_scrapes)])
-            return [page.text for page in pages]
-
-    return asyncio.run(scrape())
-
-
-class SlowPages(SglCollector):
-    """Counts the pages that are written, each of which takes a while."""
-
-    num_pages = 0
-
-    def collect(self) -> Iterator[Metric]:
-        self.num_pages += 1
-        time.sleep(0.05)
-        return super().collect()
-
-
-def test_scrapes_that_arrive_together_share_pages() -> None:
-    collector = SlowPages()
-    pages = scrape_at_once(collector, answer_takes_s=0.01, num_scrapes=50, max_age_s=1)
-    assert len(pages) == 50 and len(set(pages)) == 1
-    assert collector.num_pages <= 2
-
-
 def test_a_page_has_all_that_was_counted_before_its_scrape() -> None:
     """vLLM's own metrics are never a second old, even if the plugin's are."""
     counted = Counter("counted", "By this test.", registry=REGISTRY)
@@ -200,25 +145,6 @@ def test_a_page_has_all_that_was_counted_before_its_scrape() -> None:
         assert only == {"counted_total": 3}
     finally:
         REGISTRY.unregister(counted)
-
-
-@pytest.mark.usefixtures("shared_counts")
-def test_numbers_were_asked_for_no_longer_before_a_scrape_than_the_largest_age() -> None:
-    """The age of a report counts from the question: what happened after it may be missing."""
-    asked_at: list[float] = []
-
-    def stats() -> EngineStats:
-        asked_at.append(time.monotonic())
-        time.sleep(0.3)
-        return ran(1)
-
-    client = TestClient(fake_server(FakeEngine(stats=stats)))
-    for _ in range(4):
-        arrived_at = time.monotonic()
-        client.get("/metrics")
-        assert asked_at[-1] > arrived_at - metrics.MAX_AGE_S
-        time.sleep(0.28)
-    assert len(asked_at) == 2
 
 
 @pytest.mark.usefixtures("shared_counts")

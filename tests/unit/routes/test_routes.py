@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.testclient import TestClient
 from vllm.exceptions import VLLMValidationError
 
-from sgl_vllm.plugin import _engine_call
-from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes.bodies import (
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
     json_object,
 )
 from sgl_vllm.routes.tree import prefers_html
-from sgl_vllm.scheduler.control import PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
@@ -106,16 +101,6 @@ def test_what_a_page_of_another_site_can_send_without_being_asked_reaches_no_eng
     assert computed(client) == []
 
 
-def test_a_get_changes_nothing() -> None:
-    engine = FakeEngine()
-    client = connect(engine)
-    for method, path in ROUTES:
-        if method == "GET":
-            client.get(path, params={"request": "a"})
-    assert {what for what, _ in engine.asked} == {"stats", "tree", "why", "pins"}
-    assert computed(client) == []
-
-
 # -- the tree
 
 
@@ -174,39 +159,6 @@ def test_a_browser_is_sent_to_the_page_and_a_program_is_not() -> None:
 )
 def test_what_an_accept_header_prefers(accept: str, preferred: bool) -> None:
     assert prefers_html(accept) is preferred
-
-
-def test_stats_of_several_engines_are_added_up() -> None:
-    engines = [
-        FakeEngine(
-            stats=EngineStats(
-                version="1",
-                parts={"radix": state, "schedule": "on"},
-                radix=RadixCounters(lookups=lookups),
-                cache=RadixGauges(tree_tokens=10, block_size=16),
-            )
-        )
-        for state, lookups in (("on", 2), ("error", 3))
-    ]
-    merged = connect(*engines).get("/v1/sgl/stats").json()
-    assert merged["version"] == "1"
-    assert merged["parts"] == {"radix": "error", "schedule": "on"}
-    assert merged["radix"]["lookups"] == 5
-    assert merged["radix"]["tree_tokens"] == 20
-    assert merged["radix"]["block_size"] == 16, "a constant is not added up"
-    assert merged["schedule"] == {}, "no engine counts this part"
-
-
-def test_typed_answers_travel_in_built_in_types() -> None:
-    stats = EngineStats("1", {"radix": "on"}, radix=RadixCounters(lookups=2))
-    control = SimpleNamespace(stats=lambda: stats, pin=lambda: PinAnswer(Pinned("a", 3, 1)))
-    engine = SimpleNamespace(scheduler=SimpleNamespace(sgl_vllm=control))
-    answer = json.loads(json.dumps(_engine_call(engine, "stats")))
-    assert msgspec.convert(answer, EngineStats) == stats
-    assert _engine_call(engine, "pin") == {
-        "pinned": {"pin_id": "a", "num_tokens": 3, "num_blocks": 1},
-        "error": "",
-    }
 
 
 # -- bodies

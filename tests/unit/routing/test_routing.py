@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.routing.costs import CostModel, Load
 from sgl_vllm.routing.router import PrefixRouter, UnknownWorker
 
@@ -212,15 +211,6 @@ def test_a_repeated_batch_is_skipped_and_batch_0_is_a_restart():
     assert router.cached_tokens(text) == {"a": BLOCK}
     router.apply_events("a", [], 0)
     assert router.cached_tokens(text) == {"a": 0}
-
-
-def test_events_have_the_namespace_of_their_first_block():
-    router, text = router_with_events(), tokens(2 * BLOCK)
-    keys = [("adapter", "salt"), ("adapter",)]
-    router.apply_events("a", [stored(text, "ab", lora_name="adapter", extra_keys=keys)])
-    assert router.cached_tokens(text, CacheNamespace("adapter", "salt")) == {"a": 2 * BLOCK - 1}
-    assert router.cached_tokens(text, CacheNamespace("adapter")) == {"a": 0}
-    assert router.cached_tokens(text, CacheNamespace(salt="salt")) == {"a": 0}
 
 
 def test_images_other_tiers_and_partial_blocks_are_ignored():
