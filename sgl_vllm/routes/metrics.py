@@ -34,7 +34,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sgl_vllm.counters import Declaration, Kind, declarations
-from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.scheduler.stats import ON, EngineStats
 
 logger = logging.getLogger("vllm.sgl_vllm.server")
@@ -44,9 +43,6 @@ REFRESH_TIMEOUT_S = 2.0
 
 MAX_AGE_S = 1
 """The engines are asked no more than this long before a scrape arrives."""
-
-_CHOOSE_FORMAT = (b"accept", b"accept-encoding")
-"""Headers on which the page depends."""
 
 PREFIX = "sgl_vllm:"
 
@@ -135,7 +131,6 @@ class MetricsMiddleware:
         self._max_age_s = max_age_s
         self._asking = asyncio.Lock()
         self._asked_at = float("-inf")
-        self._pages: Coalescer[list[Message]] = Coalescer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -146,27 +141,18 @@ class MetricsMiddleware:
             if arrived_at - self._asked_at > self._max_age_s:
                 self._asked_at = time.monotonic()
                 self._collector.stats = await self._report(scope["app"])
-        # Rendering a page blocks the event loop for some milliseconds.
-        headers = (value for name, value in scope["headers"] if name in _CHOOSE_FORMAT)
-        wanted = (scope["method"], scope["query_string"], *headers)
-        for message in await self._pages.call(wanted, lambda: self._write(scope, receive)):
-            await send(message)
 
-    async def _write(self, scope: Scope, receive: Receive) -> list[Message]:
-        messages: list[Message] = []
-
-        async def keep(message: Message) -> None:
+        async def with_age(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["Cache-Control"] = f"max-age={ceil(self._max_age_s)}"
-            messages.append(message)
+            await send(message)
 
         if self._registry is REGISTRY:
-            await self._app(scope, receive, keep)
+            await self._app(scope, receive, with_age)
         else:
             page = await run_in_threadpool(generate_latest, self._registry)
             answer = Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
-            await answer(scope, receive, keep)
-        return messages
+            await answer(scope, receive, with_age)
 
     async def _report(self, app: FastAPI) -> EngineStats | None:
         """None if the engines do not answer. Old numbers would be wrong: another API server may
