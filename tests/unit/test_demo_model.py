@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -22,7 +21,7 @@ from tools.demo_model import facts, texts
 from tools.demo_model.network import Network
 from tools.demo_model.selftest import Examinee
 from tools.demo_model.tokenizer import TURN_END, chat_turn, train_tokenizer
-from tools.demo_model.training import GradientWorkers, TrainedTokens
+from tools.demo_model.training import TrainedTokens
 from tools.train_demo_model import TOKENIZER_DOCUMENTS, write_folder
 
 
@@ -103,17 +102,6 @@ def test_the_text_is_still_that_of_which_the_shipped_tokenizer_was_made(
     assert json.loads(made.to_str()) == json.loads(tokenizer.to_str())
 
 
-def test_every_writer_of_the_mixture_writes() -> None:
-    rng = Random(0)
-    for writer in texts.MIX:
-        for _ in range(50):
-            document = writer(rng)
-            assert document.strip(), writer.__name__
-            assert "{}" not in document, writer.__name__
-            if "<|im_start|>" in document:
-                assert document.endswith(f"{TURN_END}\n"), writer.__name__
-
-
 # ---- the training script -----------------------------------------------------------------------
 
 
@@ -151,19 +139,3 @@ def test_the_exported_folder_computes_what_the_network_computes(
         logits = exported(tokens).logits
         expected = torch.nn.functional.cross_entropy(logits[trained], targets[trained])
         assert torch.allclose(network.loss(tokens, targets, trained), expected, atol=1e-5)
-
-
-def test_workers_find_the_gradient_that_one_thread_finds() -> None:
-    torch.manual_seed(0)
-    network = Network.of(**SMALL)
-    tokens = torch.randint(0, 4096, (4, 32))
-    everywhere = torch.ones_like(tokens, dtype=torch.bool)
-    loss = network.loss(tokens, tokens.roll(-1, dims=1), everywhere)
-    loss.backward()
-    alone = [weight.grad.clone() for weight in network.parameters()]
-    network.zero_grad()
-    with GradientWorkers(network, 2) as workers:
-        together = workers.backward(tokens, tokens.roll(-1, dims=1), everywhere)
-    assert together == pytest.approx(loss.item(), rel=1e-5)
-    for expected, weight in zip(alone, network.parameters(), strict=True):
-        assert torch.allclose(weight.grad, expected, atol=1e-6)

@@ -87,43 +87,6 @@ def test_without_any_cpu_torch_nothing_else_is_installed(
     assert len(pip_calls) == 2
 
 
-@pytest.mark.parametrize(
-    ("there", "is_root", "apt_get_works", "commands", "says"),
-    [
-        ({"chromium", "apt-get"}, True, True, 0, ""),
-        ({"apt-get"}, True, True, 2, "for the tests of the tree page"),
-        ({"apt-get"}, True, False, 1, "no chromium: the tree page's tests are skipped"),
-        ({"apt-get"}, False, True, 0, "no chromium: the tree page's tests are skipped"),
-        (set(), True, True, 0, "no chromium: the tree page's tests are skipped"),
-    ],
-)
-def test_chromium_is_installed_where_that_is_possible_and_missing_it_is_no_failure(
-    installer: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    there: set[str],
-    is_root: bool,
-    apt_get_works: bool,
-    commands: int,
-    says: str,
-) -> None:
-    there, ran = set(there), []
-
-    def run(*command: str) -> None:
-        ran.append(command)
-        if not apt_get_works:
-            raise installer.InstallFailed("no network")
-        there.update({"chromium"} & set(command))
-
-    monkeypatch.setattr(installer, "run", run)
-    monkeypatch.setattr(installer.shutil, "which", lambda name: name if name in there else None)
-    monkeypatch.setattr(installer.os, "geteuid", lambda: 0 if is_root else 1000)
-    installer.install_browser()
-    assert len(ran) == commands
-    assert says in (said := capsys.readouterr().out)
-    assert ("no chromium" in said) is ("chromium" not in there)
-
-
 def test_an_old_interpreter_is_refused_by_name(
     installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,15 +116,3 @@ def test_the_stamp_holds_until_something_it_covers_changes(
     (root / "pyproject.toml").unlink()
     (root / "pyproject.toml").write_text("changed")
     assert not installer.is_current("cpu")
-
-
-def test_a_failing_command_is_reported_with_its_last_lines_and_the_log(
-    installer: ModuleType,
-) -> None:
-    installer.VENV.mkdir()
-    script = "print('WARNING:', 'no' 'ise'); raise SystemExit('the reason')"
-    with pytest.raises(installer.InstallFailed) as failure:
-        installer.run(sys.executable, "-c", script)
-    assert "the reason" in str(failure.value)
-    assert "noise" not in str(failure.value)
-    assert "noise" in installer.LOG.read_text()

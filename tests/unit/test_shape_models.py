@@ -61,21 +61,6 @@ def test_a_shape_model_is_made_once_and_found_again(tiny_shape: str, tmp_path: P
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_an_interrupted_making_leaves_nothing(
-    tiny_shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(shape: Shape, folder: Path) -> None:
-        (folder / "half").write_text("written")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(models, "write_shape_model", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            resolve_model(tiny_shape, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert (resolve_model(tiny_shape, tmp_path) / "config.json").is_file()
-
-
 def test_a_shape_model_loads_and_writes_tokens_that_have_text(
     tiny_shape: str, tmp_path: Path
 ) -> None:

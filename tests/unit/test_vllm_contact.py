@@ -29,13 +29,6 @@ CHANGES = [
     ),
     pytest.param(
         Edit(
-            GRAMMARS, "def rollback(self, num_tokens: int)", "def rollback(self, num_tokens, key)"
-        ),
-        "SglGrammar.rollback: there is no parameter 'key'",
-        id="a method has one more parameter",
-    ),
-    pytest.param(
-        Edit(
             MANAGER,
             "def record_prefix_cache_stats(self, request: Request, num_hits: int)",
             "def record_prefix_cache_stats(self, request: Request, num_hits: int | None)",
@@ -59,11 +52,6 @@ CHANGES = [
         id="a base class has a new abstract method",
     ),
     pytest.param(
-        Edit(SCHEDULER, "_handle_blocked_waiting_request", "_may_leave_waiting"),
-        "Scheduler._handle_blocked_waiting_request: missing",
-        id="an overridden method has another name",
-    ),
-    pytest.param(
         Edit(
             GRAMMARS,
             "    @abstractmethod\n    def is_terminated(",
@@ -71,15 +59,6 @@ CHANGES = [
         ),
         "SglGrammar.is_terminated: it is a method, not a property",
         id="a method has become a property",
-    ),
-    pytest.param(
-        Edit(
-            "v1/engine/core_client.py",
-            "def get_core_engine_for_request(self, request: EngineCoreRequest)",
-            "def get_core_engine_for_request(self, request: EngineCoreRequest, rank: int)",
-        ),
-        "_choose_rank: there is no parameter 'rank'",
-        id="a wrapped method has one more parameter",
     ),
     pytest.param(
         Edit(
@@ -146,9 +125,8 @@ def test_a_change_in_vllm_is_reported(after_all_changes: list[Problem], edit: Ed
 
 
 def test_what_is_not_changed_is_not_reported(after_all_changes: list[Problem]):
-    changed = "touch rollback record_prefix_cache_stats kv_holding_waiting drain sgl_vllm_call"
-    changed += " _handle_blocked_waiting_request is_terminated _choose_rank _checked_first"
-    changed += " get_core_engine_for_request validate_xgrammar_grammar"
+    changed = "touch record_prefix_cache_stats kv_holding_waiting drain sgl_vllm_call"
+    changed += " is_terminated _checked_first validate_xgrammar_grammar"
     names = changed.split()
     unrelated = [one for one in after_all_changes if not any(name in one.what for name in names)]
     assert list(map(str, unrelated)) == []

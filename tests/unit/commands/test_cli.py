@@ -7,10 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from rich.table import Table
 
-from sgl_vllm.commands import cli, top
-from sgl_vllm.commands.top import draw
+from sgl_vllm.commands import cli
 from sgl_vllm.version import __version__
 
 
@@ -117,12 +115,3 @@ def test_a_shell_completes_commands_and_their_options():
             text=True,
         )
         assert answer.stdout.split() == [completed], answer.stderr
-
-
-def test_every_column_of_top_is_in_its_help():
-    table = draw([]).renderables[0]
-    assert isinstance(table, Table)
-    headers = [str(column.header).replace("\n/s", "/s") for column in table.columns]
-    assert len(headers) == 12
-    for header in headers[1:]:
-        assert header.replace("\n", " ") in top.DESCRIPTION

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from sgl_vllm.commands import doctor_model
 from sgl_vllm.commands.cli import main
 from sgl_vllm.part import BY_OPTION
 from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
@@ -131,8 +130,3 @@ def test_without_an_answer_there_is_one_line_that_says_why(
 def test_a_gpu_can_only_be_predicted_for_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--as-on-gpu"]) == 2
     assert "needs a model" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(doctor_model.NoAnswer, match=f"there is no folder {tmp_path}/model"):
-        doctor_model.ask(f"{tmp_path}/model", [])

@@ -136,25 +136,6 @@ def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):
     assert servers.keys[-1] == "Bearer k"
 
 
-def test_without_a_terminal_there_is_a_table_after_each_interval(servers, run, monkeypatch):
-    servers.stats["a:1"] = NOT_FOUND
-    views = []
-
-    def watch(*arguments):
-        for rows in real_watch(*arguments):
-            views.append(rows)
-            if len(views) == 4:
-                raise KeyboardInterrupt
-            yield rows
-
-    real_watch = top.watch
-    monkeypatch.setattr(top, "watch", watch)
-    status, out = run("a:1")
-    assert status == 130
-    assert out.count("server") == 2
-    assert "\x1b" not in out
-
-
 def sample(at_s: float, **totals: float) -> Sample:
     return Sample("http://a", at_s, {f"vllm:{n}_total": v for n, v in totals.items()}, None)
 

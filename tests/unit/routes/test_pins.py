@@ -156,12 +156,6 @@ def test_an_unpin_of_a_million_ids_asks_no_engine() -> None:
     assert engine.asked == []
 
 
-@pytest.mark.parametrize("body", [{}, {"pin_id": 3}, {"pin_id": ""}, {"pin_id": "a", "x": 1}])
-def test_an_unpin_needs_the_id_and_nothing_else(body: dict[str, Any]) -> None:
-    status, text = error(connect(FakeEngine()).post("/v1/sgl/unpin", json=body))
-    assert status == 400 and "pin_id" in text
-
-
 def test_prefixes_of_many_pins_are_computed_one_at_a_time() -> None:
     app = fake_server(PinningEngine("a"))
     client = app.state.engine_client

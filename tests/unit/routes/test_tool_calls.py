@@ -105,8 +105,3 @@ def test_a_streamed_answer_is_told_once() -> None:
 )
 def test_of_other_answers_nothing_is_told(parts: Iterator[str]) -> None:
     assert told(parts) == []
-
-
-def test_other_routes_are_not_read() -> None:
-    parts = whole(ChatMessage(role="assistant", tool_calls=CALLS))
-    assert told(parts, "/v1/completions") == []

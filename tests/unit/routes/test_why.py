@@ -47,14 +47,6 @@ def test_each_engine_is_asked_with_the_salt_of_the_tenant() -> None:
     assert engines[0].asked[-1][1] == {"request_id": "cmpl-a", "cache_salt": None}
 
 
-def test_an_unknown_request_is_a_404_and_no_request_an_error_of_the_client() -> None:
-    http = TestClient(fake_server(FakeEngine(why=[])))
-    answer = http.get("/v1/sgl/why?request=cmpl-%ff")
-    assert answer.status_code == 404 and "no request" in answer.json()["detail"]
-    for query in ("", "?request=", f"?request={'a' * 1000}"):
-        assert http.get(f"/v1/sgl/why{query}").status_code in (400, 422)
-
-
 def test_every_cause_has_a_meaning() -> None:
     assert MEANINGS.keys() == {*CAUSES, NOT_CACHED}
 
