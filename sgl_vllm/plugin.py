@@ -139,7 +139,7 @@ def _generate_scheduler_kv_cache_config(
     original: Callable[[list[KVCacheConfig]], KVCacheConfig], kv_cache_configs: list[KVCacheConfig]
 ) -> KVCacheConfig:
     """vLLM's scheduler gets the spec of each group's first layer, whatever the others are."""
-    from sgl_vllm.radix.layouts import keep_layer_specs
+    from sgl_vllm.radix.part import keep_layer_specs
 
     config = original(kv_cache_configs)
     keep_layer_specs(config, kv_cache_configs)

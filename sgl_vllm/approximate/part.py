@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sgl_vllm.radix.layouts import layer_specs
+from sgl_vllm.radix.part import layer_specs
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:

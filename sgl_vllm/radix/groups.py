@@ -2,7 +2,7 @@
 
 Owns which group is the tree's own full attention, the order of the others, and a request's blocks
 in that order. Does not own what the tree makes of them (`components/`), nor which layouts are
-refused (`layouts.py`).
+refused (`part.py`).
 
 vLLM numbers the groups by the model's layers: the first may be any kind. The tree's order is: full
 attention, then its window groups, then its recurrent groups.

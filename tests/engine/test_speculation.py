@@ -21,7 +21,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.models import write_shape_model
 from sgl_vllm.protocol.request_keys import SCORE_FROM
-from sgl_vllm.radix.layouts import layer_specs
+from sgl_vllm.radix.part import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
 from sgl_vllm.vllm_api.versions import release_of
 from tests.effort import requests, some_nightly

@@ -36,7 +36,6 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.pool",
     "sgl_vllm.radix.marked_pool",
     "sgl_vllm.radix.part",
-    "sgl_vllm.radix.layouts",
     "sgl_vllm.radix.manager",
     "sgl_vllm.radix.retention",
     "sgl_vllm.approximate.chunk_rows",

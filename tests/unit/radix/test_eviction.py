@@ -5,29 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sgl_vllm.radix.eviction import POLICIES
-from sgl_vllm.radix.invariants import check_tree
-from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.unit.radix.trees import Clock, hit, letters, num_cached, put
-
-
-def test_locked_blocks_stay() -> None:
-    tree = RadixTree(block_size=2)
-    tree.insert("", pack([1, 2, 3, 4]), [10, 11])
-    assert (tree.num_locked_blocks, tree.num_evictable_blocks) == (2, 0)
-    assert tree.evict(2) == []
-    tree.unlock([11])
-    assert tree.evict(2) == [11]
-    match = tree.match_prefix("", pack([1, 2, 3, 4]))
-    assert (match.num_tokens, tree.block_ids(match, match.num_tokens)) == (2, [10])
-
-
-def test_the_end_of_a_leaf_goes_first_and_no_more_than_asked_for() -> None:
-    tree = RadixTree(block_size=2)
-    put(tree, "abcdef", [10, 11, 12])
-    assert tree.evict(1) == [12]
-    assert num_cached(tree, "abcdef") == 4
-    assert tree.num_evictable_blocks == 2
 
 
 def test_a_partial_last_block_goes_before_whole_blocks_of_older_leaves() -> None:
@@ -94,31 +73,6 @@ def test_what_waiting_requests_match_goes_last() -> None:
     assert tree.evict(2, {wanted}) == [2, 0]
 
 
-def test_a_leaf_set_aside_for_waiting_requests_is_evicted_once_they_are_served() -> None:
-    tree = RadixTree(block_size=1)
-    for block, name in enumerate("abc"):
-        put(tree, name, [block])
-    wanted = tree.match_prefix("", letters("a")).node
-    assert wanted is not None
-    assert tree.evict(1, {wanted}) == [1]
-    check_tree(tree)
-    assert tree.evict(1) == [0]
-    check_tree(tree)
-
-
-def test_a_block_before_a_locked_one_is_evicted_last_with_all_that_continues_it() -> None:
-    """Two requests computed the same tokens at once, and the one whose copy was taken has ended."""
-    tree = RadixTree(block_size=1)
-    tree.insert("", pack([1, 2]), [10, 11])
-    tree.insert("", pack([1, 2, 3]), [20, 21, 22])
-    tree.unlock([10, 11])
-    assert tree.num_evictable_blocks == 2
-    evicted = tree.evict(2)
-    assert {10, 11} <= set(evicted)
-    assert 22 in evicted, "no match reaches what continues an evicted block"
-    assert (tree.num_blocks, tree.num_locked_blocks) == (0, 0)
-
-
 def test_what_was_not_used_for_long_expires() -> None:
     clock = Clock()
     tree = RadixTree(block_size=1, policy=POLICIES["lfu"], clock=clock)
@@ -155,14 +109,6 @@ def end(tree: RadixTree, tokens: str, num_users: int = 1) -> None:
     tree.record_end(leaf, num_users)
 
 
-def test_a_sequence_that_has_ended_goes_before_older_ones() -> None:
-    tree = RadixTree(block_size=1, clock=Clock())
-    put(tree, "ab", [10, 11])
-    put(tree, "cd", [12, 13])
-    end(tree, "cd")
-    assert [tree.evict(1) for _ in range(4)] == [[13], [12], [11], [10]]
-
-
 def test_of_sequences_that_have_ended_the_longest_unused_goes_first() -> None:
     tree = RadixTree(block_size=1, clock=Clock())
     for number, letter in enumerate("abc"):
@@ -171,18 +117,6 @@ def test_of_sequences_that_have_ended_the_longest_unused_goes_first() -> None:
         end(tree, letter)
         end(tree, letter)  # again: nothing changes
     assert [tree.evict(1) for _ in range(3)] == [[10], [11], [12]]
-
-
-def test_all_steps_of_a_session_that_has_ended_go_first() -> None:
-    tree = RadixTree(block_size=1, clock=Clock())
-    put(tree, "x", [9])
-    put(tree, "a", [10])
-    hit(tree, "a")
-    put(tree, "ab", [10, 11])
-    hit(tree, "ab")
-    put(tree, "abc", [10, 11, 12])
-    end(tree, "abc")
-    assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], [9]]
 
 
 @pytest.mark.parametrize("name", ["lfu", "slru"])
@@ -195,19 +129,6 @@ def test_a_sequence_that_has_ended_goes_before_those_never_hit(name: str) -> Non
     assert {*tree.evict(2)} == {12, 13}
 
 
-def test_a_hit_is_counted_on_the_tokens_that_were_read_after_the_node_was_split_or_grew() -> None:
-    tree = RadixTree(block_size=1, clock=Clock())
-    put(tree, "abcdef", [1, 2, 3, 4, 5, 6])
-    match = tree.match_prefix("", letters("abcxy"))
-    put(tree, "abcxy", [1, 2, 3, 7, 8])
-    used = tree.record_hit(match)
-    assert used.node is not None
-    assert (used.num_tokens, used.node.end, used.node.num_hits) == (3, 3, 1)
-    below = [child.num_hits for child in used.node.children.values()]
-    assert below == [0, 0]
-    assert tree.record_hit(tree.match_prefix("", letters("ab"))).node is used.node.parent
-
-
 def test_what_others_read_too_does_not_end_with_a_session() -> None:
     tree = RadixTree(block_size=1, clock=Clock())
     put(tree, "x", [9])
@@ -217,18 +138,6 @@ def test_what_others_read_too_does_not_end_with_a_session() -> None:
     put(tree, "ab", [10, 11])
     end(tree, "ab")
     assert [tree.evict(1) for _ in range(3)] == [[11], [9], [10]]
-
-
-def test_the_queue_of_leaves_does_not_grow_with_ends() -> None:
-    tree = RadixTree(block_size=2)
-    put(tree, "abc", [10, 11])
-    for _ in range(1000):
-        tree.lock([10, 11])
-        tree.unlock([11])
-        tree.unlock([10])
-        end(tree, "abc")
-    assert max(len(tree.order._leaves), len(tree.order._tails)) < 200
-    assert [tree.evict(1) for _ in range(3)] == [[11], [10], []]
 
 
 @pytest.mark.parametrize(("num_users", "order"), [(1, "bax"), (2, "bxa"), (3, "bax")])
@@ -255,13 +164,3 @@ def test_a_branch_of_two_requests_ends_with_both(num_users: int, order: str) -> 
     put(tree, "abc", [10, 11, 12])
     end(tree, "abc", num_users)
     assert [tree.evict(1) for _ in order] == [[blocks[one]] for one in order]
-
-
-def test_a_prefix_that_others_continue_does_not_end() -> None:
-    tree = RadixTree(block_size=1, clock=Clock())
-    put(tree, "ab", [10, 11])
-    put(tree, "ac", [10, 12])
-    put(tree, "x", [13])
-    end(tree, "a")
-    end(tree, "ac")
-    assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], [13]]

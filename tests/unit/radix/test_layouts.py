@@ -5,6 +5,7 @@ The specs are vLLM's own, and so are their groups and what of these reaches a sc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -16,7 +17,8 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+from vllm.config import VllmConfig
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_groups
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -38,10 +40,10 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from sgl_vllm.radix.layouts import keep_layer_specs, layer_specs
-from sgl_vllm.radix.part import unsupported_reason
+from sgl_vllm.radix.part import keep_layer_specs, layer_specs, unsupported_reason, why_refused
 
 BLOCK_SIZE = 64
+MAX_MODEL_LEN = 8192
 SIZES: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "dtype": torch.bfloat16}
 LATENT: dict[str, Any] = {**SIZES, "head_size": 576}
 
@@ -49,7 +51,12 @@ FULL = FullAttentionSpec(**SIZES, head_size=128)
 MLA = MLAAttentionSpec(**LATENT)
 INDEX = MLAAttentionSpec(**SIZES, head_size=128, cache_role=SparseCacheRole.INDEXER)
 WINDOW = SlidingWindowSpec(**SIZES, head_size=128, sliding_window=128)
+ENDLESS = replace(WINDOW, sliding_window=MAX_MODEL_LEN)
 CHUNK = ChunkedLocalAttentionSpec(**SIZES, head_size=128, attention_chunk_size=64)
+MAMBA = MambaSpec(
+    block_size=BLOCK_SIZE, shapes=((4, 4),), dtypes=(torch.float32,), mamba_cache_mode="align"
+)
+LARGE = replace(FULL, block_size=2 * BLOCK_SIZE)
 
 
 class MadeUpSpec(FullAttentionSpec):
@@ -76,10 +83,7 @@ def scheduler_config(*of_workers: KVCacheConfig) -> KVCacheConfig:
     return config
 
 
-MAX_MODEL_LEN = 8192
-
-
-def reason(config: KVCacheConfig, **more: Any) -> str | None:
+def reason(config: KVCacheConfig, *, is_hybrid: bool = False, **more: Any) -> str | None:
     vllm_config: Any = SimpleNamespace(
         cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_match_unit=None),
         parallel_config=SimpleNamespace(
@@ -87,7 +91,7 @@ def reason(config: KVCacheConfig, **more: Any) -> str | None:
         ),
         speculative_config=None,
         model_config=SimpleNamespace(
-            is_hybrid=False, is_attention_free=False, max_model_len=MAX_MODEL_LEN
+            is_hybrid=is_hybrid, is_attention_free=False, max_model_len=MAX_MODEL_LEN
         ),
         kv_transfer_config=None,
         kv_events_config=None,
@@ -96,50 +100,57 @@ def reason(config: KVCacheConfig, **more: Any) -> str | None:
     return unsupported_reason(vllm_config, config)
 
 
+def of_groups(*groups: Sequence[KVCacheSpec], **more: Any) -> str | None:
+    return reason(scheduler_config(worker_config(*groups)), **more)
+
+
 SERVED = {
-    "full attention": [FULL, FULL],
+    "full attention": [[FULL, FULL]],
     "a window that vLLM keeps in full (--disable-hybrid-kv-cache-manager)": [
-        FullAttentionSpec(**SIZES, head_size=128, sliding_window=128)
+        [FullAttentionSpec(**SIZES, head_size=128, sliding_window=128)]
     ],
-    "FP8 keys and values": [FullAttentionSpec(**{**SIZES, "dtype": torch.uint8}, head_size=128)],
-    "layers with heads of several sizes": [FULL, FullAttentionSpec(**SIZES, head_size=256)],
-    "MLA: DeepSeek V2, V3, Kimi K2": [MLA, MLA],
+    "FP8 keys and values": [[FullAttentionSpec(**{**SIZES, "dtype": torch.uint8}, head_size=128)]],
+    "layers with heads of several sizes": [[FULL, FullAttentionSpec(**SIZES, head_size=256)]],
+    "MLA: DeepSeek V2, V3, Kimi K2": [[MLA, MLA]],
     "MLA in a format of its own (fp8_ds_mla)": [
-        MLAAttentionSpec(**LATENT, cache_dtype_str="fp8_ds_mla", state_content_bytes=656)
+        [MLAAttentionSpec(**LATENT, cache_dtype_str="fp8_ds_mla", state_content_bytes=656)]
     ],
-    "MLA with an index: DeepSeek V3.2, GLM-5": [MLA, INDEX],
-    "full attention with an index: MiniMax M3": [FULL, INDEX],
-    "MLA with a drafter of full attention": [MLA, FULL],
-    "windows as long as the longest request": [replace(WINDOW, sliding_window=MAX_MODEL_LEN)],
+    "MLA with an index: DeepSeek V3.2, GLM-5": [[MLA, INDEX]],
+    "full attention with an index: MiniMax M3": [[FULL, INDEX]],
+    "MLA with a drafter of full attention": [[MLA, FULL]],
+    "windows as long as the longest request": [[ENDLESS]],
     "windows longer than the longest request: Phi-4-mini": [
-        replace(WINDOW, sliding_window=2 * MAX_MODEL_LEN),
-        replace(WINDOW, sliding_window=2 * MAX_MODEL_LEN, head_size=256),
+        [replace(WINDOW, sliding_window=2 * MAX_MODEL_LEN, head_size=size) for size in (128, 256)]
     ],
+    "windows and chunks beside full attention": [[FULL], [WINDOW], [CHUNK]],
+    "full attention behind windows": [[WINDOW], [FULL, FULL]],
+    "recurrent layers beside full attention": [[FULL], [MAMBA], [MAMBA]],
+    "all kinds": [[MAMBA], [FULL], [WINDOW]],
+    "MLA beside recurrent layers": [[MAMBA], [MAMBA], [MLA]],
+    "MLA, windows and full attention": [[MLA, INDEX], [WINDOW], [FULL]],
+    "an endless window as full attention": [[WINDOW], [ENDLESS]],
+    "an endless window beside recurrent layers": [[MAMBA], [ENDLESS]],
+    "windows with smaller blocks than full attention": [[WINDOW], [LARGE], [WINDOW, WINDOW]],
 }
 
 
-@pytest.mark.parametrize("layers", SERVED.values(), ids=SERVED)
-def test_layers_that_keep_one_state_for_each_token_are_served(layers):
-    assert reason(scheduler_config(worker_config(layers))) is None
+@pytest.mark.parametrize("groups", SERVED.values(), ids=SERVED)
+def test_layers_that_keep_one_state_for_each_token_are_served_and_others_beside_them(groups):
+    assert of_groups(*groups) is None
 
 
-MAMBA = MambaSpec(
-    block_size=BLOCK_SIZE, shapes=((4, 4),), dtypes=(torch.float32,), mamba_cache_mode="align"
-)
+LAST = "keep only the last tokens of a request"
 REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
-    "sliding window": (WINDOW, "SlidingWindowSpec layers keep only the last tokens of a request"),
+    "sliding window": (WINDOW, f"SlidingWindowSpec layers {LAST}"),
     "sliding window, a token shorter than the longest request": (
         replace(WINDOW, sliding_window=MAX_MODEL_LEN - 1),
-        "SlidingWindowSpec layers keep only the last tokens of a request",
+        f"SlidingWindowSpec layers {LAST}",
     ),
     "sliding window, MLA": (
         SlidingWindowMLASpec(**LATENT, sliding_window=128),
-        "SlidingWindowMLASpec layers keep only the last tokens of a request",
+        f"SlidingWindowMLASpec layers {LAST}",
     ),
-    "chunked": (
-        ChunkedLocalAttentionSpec(**SIZES, head_size=128, attention_chunk_size=128),
-        "ChunkedLocalAttentionSpec layers keep only the last chunk of a request",
-    ),
+    "chunked": (CHUNK, "ChunkedLocalAttentionSpec layers keep only the last chunk of a request"),
     "recurrent": (MAMBA, "MambaSpec layers keep one state per request, not one per token"),
     "recurrent, with a state at the end of a request only": (
         replace(MAMBA, mamba_cache_mode="none"),
@@ -199,133 +210,166 @@ REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
 
 @pytest.mark.parametrize(("spec", "why"), REFUSED.values(), ids=REFUSED)
 def test_other_layers_are_refused_with_what_they_lack(spec, why):
-    assert reason(scheduler_config(worker_config([spec, spec]))) == why
-
-
-@pytest.mark.parametrize(("spec", "why"), REFUSED.values(), ids=REFUSED)
-def test_a_layer_is_seen_behind_another_kind_in_its_group(spec, why):
-    """vLLM's scheduler gets the first layer's spec."""
+    """Also behind another kind in their group, of which vLLM's scheduler gets the first layer's
+    spec, and on another stage of a pipeline."""
+    assert of_groups([spec, spec]) == why
     worker = worker_config([FULL, spec])
-    assert reason(scheduler_config(worker)) == why
+    assert reason(scheduler_config(worker)) == reason(worker) == why
     assert generate_scheduler_kv_cache_config([worker]).kv_cache_groups[0].kv_cache_spec == FULL
-    assert reason(worker) == why
-
-
-def test_a_layer_is_seen_on_another_stage_of_a_pipeline():
-    config = scheduler_config(worker_config([FULL]), worker_config([MLA, INDEX]))
-    assert [[*specs] for specs in layer_specs(config)] == [[FULL, MLA, INDEX]]
-    spec, why = REFUSED["R-SWA"]
     assert reason(scheduler_config(worker_config([FULL]), worker_config([spec]))) == why
 
 
-def test_windows_and_chunks_are_served_beside_full_attention():
-    assert reason(scheduler_config(worker_config([FULL], [WINDOW], [CHUNK]))) is None
-    assert reason(scheduler_config(worker_config([WINDOW], [FULL, FULL]))) is None
+def test_the_layers_of_all_stages_of_a_pipeline_are_kept():
+    config = scheduler_config(worker_config([FULL]), worker_config([MLA, INDEX]))
+    assert [[*specs] for specs in layer_specs(config)] == [[FULL, MLA, INDEX]]
 
 
-def test_recurrent_layers_are_served_beside_full_attention():
-    assert reason(scheduler_config(worker_config([FULL], [MAMBA], [MAMBA]))) is None
-    assert reason(scheduler_config(worker_config([MAMBA], [FULL], [WINDOW]))) is None
+NO_FULL = "none of the model's KV-cache groups is full attention"
+NOT_WHOLE = "a block of full attention is not a whole number of a window group's blocks"
+NOT_TOGETHER: dict[str, tuple[list[list[KVCacheSpec]], str]] = {
+    "no layer": ([], "the model has no KV cache"),
+    "recurrent layers alone": ([[MAMBA], [MAMBA]], NO_FULL),
+    "recurrent layers and windows": ([[MAMBA], [WINDOW]], NO_FULL),
+    "windows alone": ([[WINDOW], [WINDOW]], NO_FULL),
+    "endless windows of MLA": (
+        [[MLA], [SlidingWindowMLASpec(**LATENT, sliding_window=2 * MAX_MODEL_LEN)]],
+        f"SlidingWindowMLASpec layers {LAST}",
+    ),
+    "two kinds in a group": (
+        [[FULL], [FULL, WINDOW]],
+        "one of the model's KV-cache groups has layers of several kinds",
+    ),
+    "states of smaller blocks": (
+        [[LARGE], [FULL], [WINDOW], [MAMBA]],
+        "MambaSpec layers have blocks of another size than full attention",
+    ),
+    "chunks of smaller blocks": (
+        [[LARGE], [CHUNK]],
+        "ChunkedLocalAttentionSpec layers have blocks of another size than full attention",
+    ),
+    "windows of larger blocks": (
+        [[FULL], [replace(WINDOW, block_size=2 * BLOCK_SIZE)]],
+        NOT_WHOLE,
+    ),
+    "windows of odd blocks": (
+        [[FULL], [replace(WINDOW, block_size=BLOCK_SIZE // 2 * 3)]],
+        NOT_WHOLE,
+    ),
+    **{
+        f"{name}, beside others": ([[FULL], [REFUSED[name][0]]], REFUSED[name][1])
+        for name in REFUSED
+        if name.startswith("recurrent, ") or "V4" in name or "HiSparse" in name
+    },
+}
 
 
-def test_mla_is_served_as_full_attention_beside_other_groups():
-    assert reason(scheduler_config(worker_config([MAMBA], [MAMBA], [MLA]))) is None
-    assert reason(scheduler_config(worker_config([MLA, INDEX], [WINDOW], [FULL]))) is None
+@pytest.mark.parametrize(("groups", "why"), NOT_TOGETHER.values(), ids=NOT_TOGETHER)
+def test_groups_that_cannot_be_served_together_are_refused(groups, why):
+    assert of_groups(*groups) == why
 
 
-def test_a_window_that_never_ends_is_served_as_full_attention_beside_other_groups():
-    endless = replace(WINDOW, sliding_window=MAX_MODEL_LEN)
-    assert reason(scheduler_config(worker_config([WINDOW], [endless]))) is None
-    assert reason(scheduler_config(worker_config([MAMBA], [endless]))) is None
-
-
-HYBRID = SimpleNamespace(is_hybrid=True, is_attention_free=False, max_model_len=MAX_MODEL_LEN)
-
-
-def test_drafts_are_served_beside_windows_but_not_beside_recurrent_layers():
-    drafts = {
-        "speculative_config": SimpleNamespace(method="ngram"),
-        "num_prefill_lookahead_tokens": 0,
-    }
-    windows = scheduler_config(worker_config([FULL], [WINDOW], [CHUNK]))
-    assert reason(windows, **drafts) is None
-    drafts["speculative_config"] = SimpleNamespace(method="draft_model")
-    assert reason(scheduler_config(worker_config([FULL, FULL])), **drafts) is None
-    assert reason(windows, **drafts) == (
-        "speculative decoding with draft_model and several KV-cache groups: "
-        "vLLM's V1 runner gives a draft model the first group's blocks"
-    )
-    drafts["speculative_config"] = SimpleNamespace(method="ngram")
-    recurrent = scheduler_config(worker_config([FULL], [WINDOW], [MAMBA]))
-    assert reason(recurrent, model_config=HYBRID, **drafts) == (
-        "speculative decoding with ngram: "
-        "a recurrent layer cannot take back accepted tokens that a jump replaces"
-    )
-
-
-def test_events_are_served_with_all_groups_and_connectors_not_with_recurrent_layers():
-    several = scheduler_config(worker_config([FULL], [WINDOW]))
-    events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
-    assert reason(several, **events) is None
-    recurrent = scheduler_config(worker_config([MAMBA], [FULL]))
-    assert reason(recurrent, model_config=HYBRID) is None
-    assert reason(recurrent, model_config=HYBRID, **events) is None
-    connector = {"kv_transfer_config": SimpleNamespace()}
-    assert reason(scheduler_config(worker_config([FULL, FULL])), **connector) is None
-    assert reason(several, **connector) is None
-    why = "with recurrent layers, a KV connector would have to store and load their states"
-    assert reason(recurrent, model_config=HYBRID, **connector) == why
-
-
-@pytest.mark.parametrize("name", [name for name in REFUSED if name.startswith("recurrent, ")])
-def test_recurrent_layers_are_served_in_one_mode_only(name):
-    spec, why = REFUSED[name]
-    assert reason(scheduler_config(worker_config([FULL], [spec]))) == why
+DRAFTS = {"speculative_config": SimpleNamespace(method="ngram"), "num_prefill_lookahead_tokens": 0}
+MODEL = {**DRAFTS, "speculative_config": SimpleNamespace(method="draft_model")}
+EVENTS = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
+CONNECTOR = {"kv_transfer_config": SimpleNamespace()}
 
 
 @pytest.mark.parametrize(
-    ("groups", "why"),
+    ("groups", "options", "why"),
     [
-        ([[MAMBA], [MAMBA]], "none of the model's KV-cache groups is full attention"),
-        ([[MAMBA], [WINDOW]], "none of the model's KV-cache groups is full attention"),
+        ([[FULL], [WINDOW], [CHUNK]], DRAFTS, None),
+        ([[FULL, FULL]], MODEL, None),
         (
-            [[MLA], [SlidingWindowMLASpec(**LATENT, sliding_window=2 * MAX_MODEL_LEN)]],
-            "SlidingWindowMLASpec layers keep only the last tokens of a request",
+            [[FULL], [WINDOW], [CHUNK]],
+            MODEL,
+            "speculative decoding with draft_model and several KV-cache groups: "
+            "vLLM's V1 runner gives a draft model the first group's blocks",
         ),
-        ([[WINDOW], [WINDOW]], "none of the model's KV-cache groups is full attention"),
         (
-            [[FULL], [FULL, WINDOW]],
-            "one of the model's KV-cache groups has layers of several kinds",
+            [[FULL], [WINDOW], [MAMBA]],
+            DRAFTS,
+            "speculative decoding with ngram: "
+            "a recurrent layer cannot take back accepted tokens that a jump replaces",
+        ),
+        ([[FULL], [WINDOW]], EVENTS, None),
+        ([[MAMBA], [FULL]], EVENTS, None),
+        ([[FULL, FULL]], CONNECTOR, None),
+        ([[FULL], [WINDOW]], CONNECTOR, None),
+        (
+            [[MAMBA], [FULL]],
+            CONNECTOR,
+            "with recurrent layers, a KV connector would have to store and load their states",
         ),
     ],
 )
-def test_other_groups_are_refused(groups, why):
-    assert reason(scheduler_config(worker_config(*groups))) == why
+def test_what_else_is_served_with_several_groups(groups, options, why):
+    assert of_groups(*groups, is_hybrid=[MAMBA] in groups, **options) == why
 
 
-def test_windows_may_have_smaller_blocks_than_full_attention():
-    full = replace(FULL, block_size=2 * BLOCK_SIZE)
-    assert reason(scheduler_config(worker_config([WINDOW], [full], [WINDOW, WINDOW]))) is None
-    assert reason(scheduler_config(worker_config([full], [FULL], [WINDOW], [MAMBA]))) == (
-        "MambaSpec layers have blocks of another size than full attention"
+# -- layers of well-known models, written by hand from their configurations, grouped by vLLM ------
+
+
+def full(*sizes: int, **values: int) -> KVCacheSpec:
+    return FullAttentionSpec(**attention(*sizes), **values)
+
+
+def window(length: int, *sizes: int, **values: int) -> KVCacheSpec:
+    return SlidingWindowSpec(**attention(*sizes), **values, sliding_window=length)
+
+
+def attention(num_kv_heads: int, head_size: int, block_size: int = 16) -> dict[str, Any]:
+    sizes = {"block_size": block_size, "num_kv_heads": num_kv_heads, "head_size": head_size}
+    return {**sizes, "dtype": torch.bfloat16}
+
+
+def states(*shapes: tuple[int, ...], block_size: int, numbers_per_token: int) -> KVCacheSpec:
+    return MambaSpec(
+        block_size=block_size,
+        shapes=shapes,
+        dtypes=(torch.bfloat16,) * len(shapes),
+        page_size_padded=block_size * numbers_per_token * 2,
+        mamba_cache_mode="align",
     )
-    assert reason(scheduler_config(worker_config([full], [CHUNK]))) == (
-        "ChunkedLocalAttentionSpec layers have blocks of another size than full attention"
+
+
+# A convolution over the last 3 inputs, and a state of 128 x 128 in each of 32 heads.
+QWEN3_NEXT = states(
+    (3, 2 * 16 * 128 + 32 * 128), (32, 128, 128), block_size=544, numbers_per_token=4 * 256
+)
+MODELS: dict[str, tuple[list[KVCacheSpec], dict[tuple[str, int, int], int]]] = {
+    "gpt-oss-120b": (
+        [window(128, 8, 64), full(8, 64)] * 18,
+        {("SlidingWindowSpec", 18, 16): 1, ("FullAttentionSpec", 18, 16): 1},
+    ),
+    "Gemma 3 27B": (
+        ([window(1024, 16, 128)] * 5 + [full(16, 128)]) * 10 + [window(1024, 16, 128)] * 2,
+        {
+            ("SlidingWindowSpec", 9, 16): 4,
+            ("SlidingWindowSpec", 8, 16): 2,
+            ("FullAttentionSpec", 10, 16): 1,
+        },
+    ),
+    "Gemma 4 31B": (
+        ([window(1024, 16, 256)] * 5 + [full(4, 512)]) * 10,
+        {("SlidingWindowSpec", 10, 16): 5, ("FullAttentionSpec", 10, 32): 1},
+    ),
+    "Qwen3-Next": (
+        ([QWEN3_NEXT] * 3 + [full(2, 256, 544)]) * 12,
+        {("MambaSpec", 12, 544): 3, ("FullAttentionSpec", 12, 544): 1},
+    ),
+}
+
+
+@pytest.mark.parametrize(("layers", "groups"), MODELS.values(), ids=MODELS)
+def test_the_layers_of_a_real_model_are_grouped_and_served(layers, groups):
+    """`groups` counts vLLM's by kind, number of layers and tokens per block."""
+    vllm_config = VllmConfig()
+    vllm_config.cache_config.kv_cache_layout = "LBNHC"
+    by_name = {f"layers.{number}": spec for number, spec in enumerate(layers)}
+    made = get_kv_cache_groups(vllm_config, by_name)
+    assert groups == Counter(
+        (type(one.kv_cache_spec).__name__, len(one.layer_names), one.kv_cache_spec.block_size)
+        for one in made
     )
-
-
-@pytest.mark.parametrize("block_size", [2 * BLOCK_SIZE, BLOCK_SIZE // 2 * 3])
-def test_blocks_that_do_not_fit_into_those_of_full_attention_are_refused(block_size):
-    window = replace(WINDOW, block_size=block_size)
-    why = "a block of full attention is not a whole number of a window group's blocks"
-    assert reason(scheduler_config(worker_config([FULL], [window]))) == why
-
-
-@pytest.mark.parametrize("name", [name for name in REFUSED if "V4" in name or "HiSparse" in name])
-def test_what_no_number_of_groups_can_have_is_named_before_their_number(name):
-    spec, why = REFUSED[name]
-    assert reason(scheduler_config(worker_config([WINDOW], [FULL, spec]))) == why
-
-
-def test_a_model_without_a_kv_cache_is_refused():
-    assert reason(worker_config()) == "the model has no KV cache"
+    config = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=made)
+    assert why_refused(config, 1 << 20) is None

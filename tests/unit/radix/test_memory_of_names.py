@@ -99,6 +99,7 @@ def one_worker() -> PrefixRouter:
     return router
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "use", "times", "most"),
     [

@@ -98,25 +98,6 @@ def test_states_that_were_used_are_another_class(order: StateOrder, clock: Clock
     assert take_all(order) == [2, 1]
 
 
-def test_a_state_in_use_is_in_no_queue(order: StateOrder) -> None:
-    leave(order, 1, Kind.END)
-    order.used(1)
-    order.add(2)
-    assert take_all(order) == []
-    order.put(1)
-    assert take_all(order) == [1]
-
-
-def test_states_put_back_keep_their_place_and_age(order: StateOrder, clock: Clock) -> None:
-    for state in (1, 2, 3):
-        leave(order, state, Kind.END)
-        clock.now += 1
-    taken = [order.take_first(), order.take_first()]
-    order.remove(2)
-    order.put_back([one for one in taken if one is not None])
-    assert take_all(order) == [1, 3]
-
-
 def test_what_counts_as_never_used_goes_first(order: StateOrder, clock: Clock) -> None:
     teach(order, Kind.END, 90, 10)
     teach(order, Kind.BLOCK, 0, 100)

@@ -284,5 +284,5 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> list[int]:
 
 TestTreeAgainstModel = TreeAgainstModel.TestCase
 TestTreeAgainstModel.settings = settings(
-    max_examples=examples(150), stateful_step_count=30, deadline=None
+    max_examples=examples(100), stateful_step_count=30, deadline=None
 )

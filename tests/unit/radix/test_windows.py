@@ -36,24 +36,6 @@ def hit(tree: RadixTree, tokens: str) -> int:
     return tree.longest_hit(match, len(tokens))
 
 
-def window(tree: RadixTree, tokens: str) -> list[int]:
-    """The blocks of the only window group that a request reads."""
-    match = tree.match_prefix("", letters(tokens))
-    (ids,) = tree.window_ids(match, tree.longest_hit(match, len(tokens)))
-    return ids
-
-
-def test_a_request_that_computes_the_tokens_again_fills_the_holes() -> None:
-    tree = make_tree(sliding_window(4))
-    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
-    for block in (21, 22):
-        tree.evict_block(block)
-    inserted = tree.insert("", letters("abcdefxy"), [40, 41, 42, 43], windows=[[50, 51, 52, 53]])
-    assert (inserted.taken, inserted.taken_other_groups) == ([43], [51, 52, 53])
-    assert window(tree, "abcdefgh") == [HOLE, HOLE, 52, 23]
-    check_tree(tree)
-
-
 def test_spare_blocks_go_before_any_prefix_and_the_window_at_its_end_stays() -> None:
     """What a fork in the middle would read is worth less than the end of any sequence."""
     tree = make_tree(sliding_window(4))
@@ -82,15 +64,6 @@ def test_a_fork_keeps_the_window_in_front_of_it() -> None:
     assert [hit(tree, prompt) for prompt in ("abcdefZ", ALPHABET[:12])] == [6, 12]
 
 
-def test_the_blocks_at_the_end_of_a_leaf_go_together() -> None:
-    tree = make_tree(sliding_window(100), sliding_window(100))
-    put(tree, "abcdef", [10, 11, 12], [20, 21, 22], [30, 31, 32])
-    assert tree.num_evictable_blocks == 9
-    assert set(tree.evict(1)) == {12, 22, 32}
-    assert hit(tree, "abcdef") == 4
-    check_tree(tree)
-
-
 def test_a_window_in_front_of_what_is_in_use_goes_last_and_cuts_nothing_off() -> None:
     tree = make_tree(sliding_window(2))
     tree.insert("", letters("abcdef"), [10, 11, 12], windows=[[20, 21, 22]])
@@ -100,24 +73,6 @@ def test_a_window_in_front_of_what_is_in_use_goes_last_and_cuts_nothing_off() ->
     assert hit(tree, "abcd") == 4
     assert tree.evict(1) == [21]
     assert (hit(tree, "abcd"), hit(tree, "abcdXY")) == (0, 6)
-    check_tree(tree)
-
-
-def test_locked_blocks_of_a_window_stay() -> None:
-    tree = make_tree(sliding_window(3))
-    tree.insert("", letters("abcdef"), [10, 11, 12], windows=[[20, 21, 22]])
-    assert tree.evict(9) == []
-    tree.unlock([20, 21])
-    assert set(tree.evict(9)) == {20, 21}
-    check_tree(tree)
-
-
-def test_a_longer_copy_of_a_partial_block_leaves_the_smaller_ones_that_were_full() -> None:
-    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
-    put(tree, "abcdef", [10, 11], [20, 21, 22])
-    inserted = tree.insert("", letters("abcdefgh"), [10, 12], windows=[[20, 21, 32, 33]])
-    assert (inserted.taken, inserted.taken_other_groups, inserted.evicted) == ([12], [33], [11])
-    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 33]
     check_tree(tree)
 
 
