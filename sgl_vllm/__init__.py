@@ -12,6 +12,7 @@ from sgl_vllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.public import *  # noqa: F403
+    from sgl_vllm.lang.public import NAMES as __all__  # noqa: F401
 
 
 def __getattr__(name: str) -> object:

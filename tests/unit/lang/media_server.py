@@ -18,7 +18,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -92,50 +92,9 @@ class PictureBody(Strict):
     quality: Literal["low", "medium", "high"] = "low"
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class AudioData(Strict):
-    data: str
-    format: Literal["wav", "mp3"]
-
-
-class AudioPart(Strict):
-    type: Literal["input_audio"]
-    input_audio: AudioData
-
-
-class ImageUrl(Strict):
-    url: str = Field(pattern=r"^(https?://|data:image/)")
-
-
-class ImagePart(Strict):
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-Part = Annotated[TextPart | AudioPart | ImagePart, Field(discriminator="type")]
-
-
-class Turn(Strict):
-    role: Literal["system", "user", "assistant"]
-    content: str | list[Part]
-
-
-class ChatVoice(Strict):
-    voice: str
-    format: Literal["wav", "mp3", "flac", "opus", "pcm16"]
-
-
-class StreamOptions(Strict):
-    include_usage: bool
-
-
 class ChatBody(Strict):
     model: str
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = None
     n: Literal[1] = 1
     temperature: float | None = None
@@ -144,9 +103,9 @@ class ChatBody(Strict):
     presence_penalty: float | None = None
     stop: str | list[str] | None = None
     modalities: list[Literal["text", "audio"]] = ["text"]
-    audio: ChatVoice | None = None
+    audio: dict[str, str] | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, bool] | None = None
 
 
 @dataclass
@@ -194,17 +153,21 @@ def _usage(given: int, made: int) -> dict[str, int]:
 
 
 def _said(body: ChatBody) -> str:
-    """What a chat is about: its texts, and what can be heard."""
+    """What a chat is about: its texts, and what can be heard. KeyError for other parts."""
     words = []
     for turn in body.messages:
-        parts = [turn.content] if isinstance(turn.content, str) else turn.content
-        for part in parts:
-            if isinstance(part, AudioPart):
-                words.append(heard(base64.b64decode(part.input_audio.data, validate=True))[0])
-            elif isinstance(part, TextPart):
-                words.append(part.text)
-            elif isinstance(part, str):
-                words.append(part)
+        assert turn.keys() == {"role", "content"}
+        parts = turn["content"]
+        for part in [{"type": "text", "text": parts}] if isinstance(parts, str) else parts:
+            match part:
+                case {"type": "text", "text": str(text)}:
+                    words.append(text)
+                case {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}:
+                    words.append(heard(base64.b64decode(data, validate=True))[0])
+                case {"type": "image_url", "image_url": {"url": url}}:
+                    assert url.startswith(("http://", "https://", "data:image/"))
+                case _:
+                    raise KeyError(part)
     return " ".join(words)
 
 
@@ -270,11 +233,11 @@ def make_app(service: MediaService) -> FastAPI:
         service.requests.append(("/v1/chat/completions", body.model_dump(exclude_unset=True)))
         text = service.answer.format(said=_said(body))
         if body.stream:
-            if body.audio is None or body.audio.format != "pcm16":
+            if body.audio is None or body.audio["format"] != "pcm16":
                 return _error(400, "audio.format: must be pcm16 in a stream")
             events = _chat_events(service, text)
             return StreamingResponse(events, media_type="text/event-stream")
-        if body.audio is not None and body.audio.format != "wav":
+        if body.audio is not None and body.audio["format"] != "wav":
             return _error(400, "audio.format: this service has only wav")
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if body.audio is not None:

@@ -8,8 +8,9 @@ text, it continues exactly as it would have without the interruption.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -107,114 +108,51 @@ class ScriptedBackend(Backend):
         return Usage(calls=1)
 
 
-@dataclass(frozen=True)
-class Const:
-    text: str
+Step: TypeAlias = tuple[Any, ...]
+"""What a program does: a kind with its arguments.
 
-
-@dataclass(frozen=True)
-class Arg:
-    """The program's argument."""
-
-
-@dataclass(frozen=True)
-class Gen:
-    name: str
-    stop: str | tuple[str, ...] | None
-    max_tokens: int | None
-
-
-@dataclass(frozen=True)
-class Use:
-    """Append a variable without waiting for it."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Await:
-    """Wait for a variable in the program's function, and append its text if it is long enough."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Scope:
-    name: str
-    steps: Steps
-
-
-@dataclass(frozen=True)
-class Fork:
-    branches: tuple[Steps, ...]
-    mode: str
-
-
-@dataclass(frozen=True)
-class Turn:
-    role: str
-    steps: Steps
-
-
-Step: TypeAlias = Const | Arg | Gen | Use | Await | Scope | Fork | Turn
+    ("const", text)  ("arg",)  ("gen", name, stop, max_tokens)
+    ("use", name)              append a variable without waiting for it
+    ("await", name)            wait for a variable, and append its text if it is long enough
+    ("scope", name, steps)  ("fork", several steps, mode)  ("turn", role, steps)
+"""
 Steps: TypeAlias = tuple[Step, ...]
 
 
-def _expr(step: Step, arg: str) -> Any:
-    match step:
-        case Const(text):
-            return text
-        case Arg():
-            return arg
-        case Gen(name, stop, max_tokens):
-            return sgl.gen(name, stop=stop, max_tokens=max_tokens)
-        case Use(name):
-            return sgl.var(name)
-    raise TypeError(step)
-
-
-def write(s: Any, steps: Steps, arg: str) -> None:
-    """Write a program on the prompt of a plain function."""
+async def write(s: Any, steps: Steps, arg: str, read: Callable[[Any], Awaitable[object]]) -> None:
+    """Write a program on the prompt `s`, whose variables `read` waits for."""
     for step in steps:
         match step:
-            case Await(name):
-                value = str(s[name])
+            case ("const", text):
+                s += text
+            case ("arg",):
+                s += arg
+            case ("gen", name, stop, max_tokens):
+                s += sgl.gen(name, stop=stop, max_tokens=max_tokens)
+            case ("use", name):
+                s += sgl.var(name)
+            case ("await", name):
+                value = str(await read(s[name]))
                 s += f"({value})" if len(value) > 2 else "-"
-            case Scope(name, inner):
+            case ("scope", name, inner):
                 with s.var_scope(name):
-                    write(s, inner, arg)
-            case Fork(branches, mode):
+                    await write(s, inner, arg, read)
+            case ("fork", branches, mode):
                 forks = s.fork(len(branches))
                 for branch, inner in zip(forks, branches, strict=True):
-                    write(branch, inner, arg)
+                    await write(branch, inner, arg, read)
                 forks.join(mode)
-            case Turn(role, inner):
+            case ("turn", role, inner):
                 with getattr(s, role)():
-                    write(s, inner, arg)
-            case _:
-                s += _expr(step, arg)
+                    await write(s, inner, arg, read)
 
 
-async def write_async(s: Any, steps: Steps, arg: str) -> None:
-    """Write a program on the prompt of an ``async def``."""
-    for step in steps:
-        match step:
-            case Await(name):
-                value = str(await s[name])
-                s += f"({value})" if len(value) > 2 else "-"
-            case Scope(name, inner):
-                with s.var_scope(name):
-                    await write_async(s, inner, arg)
-            case Fork(branches, mode):
-                forks = s.fork(len(branches))
-                for branch, inner in zip(forks, branches, strict=True):
-                    await write_async(branch, inner, arg)
-                forks.join(mode)
-            case Turn(role, inner):
-                with getattr(s, role)():
-                    await write_async(s, inner, arg)
-            case _:
-                s += _expr(step, arg)
+async def as_it_is(value: Any) -> Any:
+    return value
+
+
+async def awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 @dataclass(frozen=True)
@@ -228,14 +166,15 @@ class RandomProgram:
     @property
     def sync_function(self) -> Callable[..., None]:
         def program(s: Any, arg: str) -> None:
-            write(s, self.steps, arg)
+            with contextlib.suppress(StopIteration):  # it never waits
+                write(s, self.steps, arg, as_it_is).send(None)
 
         return program
 
     @property
     def async_function(self) -> Callable[..., Any]:
         async def program(s: Any, arg: str) -> None:
-            await write_async(s, self.steps, arg)
+            await write(s, self.steps, arg, awaited)
 
         return program
 
@@ -251,10 +190,10 @@ _max_tokens = st.sampled_from([None, 1, 2, 3, 5, 8])
 
 
 @st.composite
-def _steps(draw: Any, known: list[str], depth: int, *, reads: bool, chat: bool) -> Steps:
+def _steps(draw: Any, known: list[str], depth: int) -> Steps:
     """Some steps. Adds the variables they make to `known`."""
     steps: list[Step] = []
-    kinds = ["const", "gen", "gen", "arg", "use", "scope", *(["await"] if reads else [])]
+    kinds = ["const", "gen", "gen", "arg", "use", "scope", "await"]
     if depth:
         kinds.append("fork")
     for _ in range(draw(st.integers(1, 5 if depth else 3))):
@@ -263,49 +202,45 @@ def _steps(draw: Any, known: list[str], depth: int, *, reads: bool, chat: bool) 
             kind = "gen"
         match kind:
             case "const":
-                steps.append(Const(draw(_texts)))
+                steps.append(("const", draw(_texts)))
             case "arg":
-                steps.append(Arg())
+                steps.append(("arg",))
             case "gen":
                 name = f"v{len(known)}"
-                steps.append(Gen(name, draw(_stops), draw(_max_tokens)))
+                steps.append(("gen", name, draw(_stops), draw(_max_tokens)))
                 known.append(name)
             case "use":
-                steps.append(Use(draw(st.sampled_from(known))))
+                steps.append(("use", draw(st.sampled_from(known))))
             case "await":
-                steps.append(Await(draw(st.sampled_from(known))))
+                steps.append(("await", draw(st.sampled_from(known))))
             case "scope":
-                inner = draw(_steps(known, 0, reads=reads, chat=chat))
+                inner = draw(_steps(known, 0))
                 name = f"v{len(known)}"
-                steps.append(Scope(name, inner))
+                steps.append(("scope", name, inner))
                 known.append(name)
             case "fork":
                 branches, made = [], list(known)
                 for _ in range(draw(st.integers(1, 3))):
                     names = list(known)
-                    branches.append(draw(_steps(names, depth - 1, reads=reads, chat=chat)))
+                    branches.append(draw(_steps(names, depth - 1)))
                     made += [name for name in names if name not in made]
                 mode = draw(st.sampled_from(["gather_variable", "concate_and_append"]))
-                steps.append(Fork(tuple(branches), mode))
+                steps.append(("fork", tuple(branches), mode))
                 if mode == "gather_variable":
                     known[:] = made
     return tuple(steps)
 
 
 @st.composite
-def programs(draw: Any, *, reads: bool = True, roles: bool = True) -> RandomProgram:
-    """Programs with constants, generations, uses of variables, scopes, forks and turns.
-
-    With `reads`, their functions wait for variables and write text that depends on them. With
-    `roles`, some are chats.
-    """
+def programs(draw: Any) -> RandomProgram:
+    """Programs with constants, generations, uses of variables, scopes and forks; some are chats."""
     names: list[str] = []
-    if roles and draw(st.booleans()):
+    if draw(st.booleans()):
         turns: list[Step] = []
         for _ in range(draw(st.integers(1, 2))):
-            turns.append(Turn("user", (Const(draw(_texts)), Arg())))
-            inner = draw(_steps(names, 1, reads=reads, chat=True))
-            turns.append(Turn("assistant", inner))
+            turns.append(("turn", "user", (("const", draw(_texts)), ("arg",))))
+            inner = draw(_steps(names, 1))
+            turns.append(("turn", "assistant", inner))
         return RandomProgram(tuple(turns), tuple(names))
-    steps = (Const(draw(_texts)), *draw(_steps(names, 2, reads=reads, chat=False)))
+    steps = (("const", draw(_texts)), *draw(_steps(names, 2)))
     return RandomProgram(steps, tuple(names))

@@ -16,6 +16,7 @@ import linecache
 import time
 import types
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +113,8 @@ class _Writer:
         self._in: dict[str, frozenset[int]] = {"s": frozenset()}
         self._with: dict[tuple[str, str], frozenset[int]] = {}
         self._loops: list[str] = []
+        self._written: set[tuple[str, str]] = set()
+        self._joined: Counter[str] = Counter()  # how often each name was joined into a list
         self.after: dict[int, frozenset[int]] = {}
         self.has_effect: set[int] = set()
         self.lines: list[str] = []
@@ -119,6 +122,7 @@ class _Writer:
     def make(self, p: str, name: str, known: list[str]) -> None:
         """An operation of the prompt makes a variable."""
         known.append(name)
+        self._written.add((p, name))
         self._with[p, name] = self._in[p]
 
     def read(self, p: str, name: str) -> str:
@@ -160,7 +164,7 @@ class _Writer:
         options += locals_
         if known:
             variable = self.pick(*known)
-            name = f"{p}[{variable!r}]"
+            name = f"{p}[{variable!r}]" + "[0]" * self._joined[variable]
             reading = [name, f"{name}[:1]", f"[{name}, a][1]", f"{name} + a", f"{name}.strip()"]
             reading += [f"dict(x={name})['x']", f"({name}, k)[1]", f"(a + {name}).upper()"]
             chosen = self.pick(*options, *reading)
@@ -239,7 +243,8 @@ class _Writer:
                 self.line(depth, f"{p} += {self.tool(p, name, known, locals_)}")
                 self.make(p, name, known)
             elif kind == 14 and known:
-                name = self.read(p, self.pick(*known))
+                variable = self.pick(*known)
+                name = self.read(p, variable) + "[0]" * self._joined[variable]
                 failing = (f"{name}[1:]", f"{name}.strip(3)", f"{name}[0]", f"{name} / 2")
                 self.line(depth, f"x{len(self.lines)} = {self.pick(*failing)}")
                 locals_.append(f"x{len(self.lines) - 1}")
@@ -295,6 +300,9 @@ class _Writer:
                     self._in[p] |= self._with[b, name]
                 for name in new:
                     self.make(p, name, known)
+                for name in {name for prompt, name in self._written if prompt == b}:
+                    self._joined[name] += 1
+                    self._written.add((p, name))
             elif size:
                 self._in[p] |= self._in[b]
 

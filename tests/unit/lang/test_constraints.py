@@ -155,14 +155,6 @@ def test_after_the_last_retry_the_error_shows_the_text_and_says_what_to_do(serve
         run(sgl.gen("v", json_schema=Point, max_tokens=3))
 
 
-def test_several_texts_are_several_values(server):
-    replies = iter(["1", "22", "333"])
-    server.reply = lambda prompt: next(replies)
-    state = run(sgl.gen_int("v", n=3))
-    assert state["v"] == [1, 22, 333]
-    assert state.text() == "x1"
-
-
 # --- choices ------------------------------------------------------------------------------------
 
 
@@ -251,12 +243,6 @@ def test_a_pattern_means_what_it_means_in_python(pattern, texts):
         assert "in the pattern" not in str(error)
     for text in texts:
         assert bool(sent_one.fullmatch(text)) == bool(given_one.fullmatch(text)), (pattern, text)
-
-
-@given(st.from_regex(re.compile(sent("(.{1,4};){3}"), re.DOTALL), fullmatch=True))
-def test_what_a_server_generates_for_a_dot_matches_in_python_too(text):
-    """A server whose dots match newlines, as those of vLLM's default backend do."""
-    assert re.fullmatch("(.{1,4};){3}", text)
 
 
 def test_after_s_a_dot_is_left_to_the_server():

@@ -40,84 +40,6 @@ def speaking(name, text, **options):
     return sgl.speech(name, text, voice="alloy", model="speaker", **options)
 
 
-# --- audio in ------------------------------------------------------------------------------------
-
-
-def audio_part(source) -> dict[str, object]:
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.audio(source))
-
-    (part,) = program.run(backend=ScriptedBackend()).messages()[0]["content"]
-    return part
-
-
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        (b"RIFF\x24\0\0\0WAVEfmt ", "wav"),
-        (b"ID3\x04\0\0\0\0\0\0", "mp3"),
-        (b"\xff\xfb\x90\x64", "mp3"),
-        (b"fLaC\0\0\0\x22", "flac"),
-        (b"OggS\0\x02\0\0", "ogg"),
-    ],
-)
-def test_the_format_of_audio_is_that_of_its_bytes(tmp_path: Path, data: bytes, name: str):
-    wrong_name = tmp_path / ("a.mp3" if name == "wav" else "a.wav")
-    wrong_name.write_bytes(data)
-    in_base64 = base64.b64encode(data).decode()
-    wanted = {"type": "input_audio", "input_audio": {"data": in_base64, "format": name}}
-    for source in (data, wrong_name, str(wrong_name), f"data:audio/basic;base64,{in_base64}"):
-        assert audio_part(source) == wanted
-    url = "https://example.org/hare.wav"
-    assert audio_part(url) == {"type": "audio_url", "audio_url": {"url": url}}
-
-
-NO_AUDIO = "not audio in a known format: convert them to WAV, MP3"
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: sgl.audio(b""), NO_AUDIO),
-        (lambda: sgl.audio(drawn("a hare", 1, 1)), NO_AUDIO),
-        (lambda: sgl.audio(b"\0\0\0\x18ftypmp42"), NO_AUDIO),
-        (lambda: sgl.audio(3), "audio takes a path, a URL or bytes, not int"),  # type: ignore[arg-type]
-        (lambda: sgl.audio(sgl.Media.of(drawn("a hare", 1, 1), "image")), r"not image\("),
-        (lambda: sgl.audio("data:audio/wav;base64,!!"), "is not base64"),
-        (lambda: sgl.transcribe("words", "https://h/a.wav"), "h/a.wav is not downloaded: pass the"),
-        (lambda: sgl.speech("reply", "Hi", max_tokens=3), "leave out the text"),
-        (lambda: sgl.speech("reply", speed=2.0), "are for a text"),
-        (lambda: sgl.speech("reply", "Hi", format="pcm"), "wav, mp3, flac, opus, aac, not 'pcm'"),  # type: ignore[arg-type]
-    ],
-)
-def test_wrong_arguments_are_errors_where_the_program_has_them(make, says: str):
-    with pytest.raises(ValueError, match=says):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("backend", "source", "named"),
-    [
-        ("openai", b"fLaC\0\0\0\x22", "audio in audio/flac"),
-        ("openai", "https://h/a.wav", "audio at a URL"),
-        ("anthropic", spoken("hare"), "audio"),
-    ],
-)
-def test_a_service_is_sent_only_audio_that_it_takes(backend, source, named: str):
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.audio(source)) + sgl.assistant(sgl.gen("answer"))
-
-    backends = {
-        "openai": sgl.OpenAI("gpt-audio", base_url="https://api.openai.com/v1"),
-        "anthropic": sgl.Anthropic("claude", api_key="k"),
-    }
-    with pytest.raises(sgl.ProgramError, match=f"{named} is not supported") as raised:
-        program.run(backend=backends[backend])
-    assert isinstance(raised.value.__cause__, sgl.UnsupportedError)
-
-
 # --- speech --------------------------------------------------------------------------------------
 
 
@@ -197,16 +119,6 @@ def test_a_picture_is_drawn_and_shown_to_the_model(service, backend):
     (chat,) = service.bodies(CHATS)
     assert chat["messages"][1]["content"][0]["image_url"]["url"] == drawing.url
     assert state.get_meta_info("drawing")["prompt_tokens"] == 9
-
-
-def test_without_turns_all_text_describes_the_picture(service, backend):
-    @sgl.function
-    def program(s, animal):
-        s += f"A {animal}. " + sgl.picture("first", model="painter")
-        s += "At night." + sgl.picture("second", "A moon", model="painter")
-
-    program.run("hare", backend=backend)
-    assert [body["prompt"] for body in service.bodies(PICTURES)] == ["A hare. ", "A moon"]
 
 
 # --- transcriptions ------------------------------------------------------------------------------

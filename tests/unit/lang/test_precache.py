@@ -50,17 +50,6 @@ def test_a_program_that_cannot_be_traced_runs_all_the_same_and_its_effects_happe
     assert [hint["prompt"] for hint in server.hints] == [SHOTS]
 
 
-def test_a_key_that_is_missing_in_a_table_is_the_items_own_error(server):
-    table = {"a": "one"}
-
-    @sgl.function
-    def look_up(s, key):
-        s += SHOTS + table[key] + sgl.gen("answer")
-
-    good, bad = look_up.run_batch([("a",), ("b",)], return_errors=True)
-    assert good["answer"] and isinstance(bad, KeyError)
-
-
 def test_a_chat_is_sent_ahead_up_to_its_last_common_turn(server):
     @sgl.function
     def chat(s, question):

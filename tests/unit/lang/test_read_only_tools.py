@@ -190,18 +190,6 @@ def test_a_prefix_that_still_waits_when_the_tool_returns_is_canceled():
     assert backend.was_canceled.wait(5)
 
 
-@pytest.mark.parametrize(("backend", "is_sent"), [(ScriptedBackend(), False), (Stuck(), True)])
-def test_what_branches_share_is_sent_unless_it_was_computed_ahead(backend, is_sent):
-    @sgl.function
-    def program(s):
-        s += INSTRUCTIONS + sgl.tool("t", slow)
-        for branch in s.fork(2):
-            branch += "?" + sgl.gen("x")
-
-    program.run(backend=backend)
-    assert (INSTRUCTIONS + "found" in prefixes(backend)) == is_sent
-
-
 @pytest.fixture
 def quick_clock(monkeypatch):
     """A tool of a tenth of a second counts as a long one."""

@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -55,15 +54,6 @@ def texts(s, a, b, c="known"):
 
 
 @sgl.function
-def branches(s):
-    s += "root " + sgl.gen("a")
-    for i, branch in enumerate(s.fork(2)):
-        branch += f"{i} " + sgl.gen("b")
-        branch.fork(1)[0].user("deep")
-    s += "end"
-
-
-@sgl.function
 def joins(s):
     forks = s.fork(2)
     forks += sgl.gen("b")
@@ -100,16 +90,6 @@ async def chats(s, question):
             ],
         ),
         (
-            branches,
-            [
-                ["text 'root '", "gen 'a'", "fork(2)", "text 'end'"],
-                ["text '0 '", "gen 'b'", "fork(1)"],
-                ["text '1 '", "gen 'b'", "fork(1)"],
-                ["user_begin", "text 'deep'", "user_end"],
-                ["user_begin", "text 'deep'", "user_end"],
-            ],
-        ),
-        (
             joins,
             [
                 ["fork(2)", "join 'b'", "text \"{s['b']}2\"", "join of texts"],
@@ -137,24 +117,6 @@ def test_what_a_function_does_to_its_prompts_is_recorded(program, streams):
     assert [lines(graph, stream.index) for stream in graph.streams] == streams
 
 
-def test_edges_go_from_where_a_variable_is_made_to_where_it_is_used():
-    @sgl.function
-    def program(s):
-        s += sgl.gen("a")
-        first = s["a"]
-        s += sgl.gen("a")
-        forks = s.fork(2)
-        forks += sgl.gen("b")
-        forks.join()
-        s += s["b"][1] + first
-        s += sgl.var("a")
-
-    graph = program.trace()
-    edges = {(read.node, node.index, read.name) for node in graph.nodes for read in node.reads}
-    # 0, 1: gen a; 2: fork; 3, 4: gen b; 5: join; 6: text; 7: var
-    assert edges == {(3, 5, "b"), (4, 5, "b"), (4, 6, "b"), (0, 6, "a"), (1, 7, "a")}
-
-
 def test_known_values_are_real_ones():
     @sgl.function
     def program(s, words, tone=None):
@@ -180,10 +142,8 @@ COMPILED = texts.compile()
     [
         (lambda s, a: s["x"] == "yes", 's["x"] == "yes"', "asks s['x'] for its value"),
         (lambda s, a: not a, "not a", "asks the argument 'a' for its value"),
-        (lambda s, a: [*a], "[*a]", "asks the argument 'a' for its value"),
         (lambda s, a: len(s["x"]), 'len(s["x"])', "asks s['x'] for its value"),
         (lambda s, a: str(a), "str(a)", "asks the argument 'a' for its value"),
-        (lambda s, a: int(s["x"]), 'int(s["x"])', "asks s['x'] for its value"),
         (lambda s, a: PROMPTS[a], "PROMPTS[a]", "asks the argument 'a' for its value"),
         (lambda s, a: a.page, "a.page", "asks the argument 'a' for its attribute 'page'"),
         (lambda s, a: f" {a}".strip(), 'f" {a}".strip()', "asks text with a value"),
@@ -191,8 +151,6 @@ COMPILED = texts.compile()
         (lambda s, a: re.sub("x", "y", a), 're.sub("x", "y", a)', "sub() is given a value"),
         (lambda s, a: json.dumps([f"{a}"]), 'json.dumps([f"{a}"])', "dumps() is given a value"),
         (lambda s, a: sgl.gen(a), "sgl.gen(a)", "the name of a variable depends on the argument"),
-        (lambda s, a: s[a], "s[a]", "the name of a variable depends on the argument 'a'"),
-        (lambda s, a: s.fork(a), "s.fork(a)", "asks the argument 'a' for its value"),
         (lambda s, a: sgl.tool("t", lambda: a), 'sgl.tool("t", lambda: a)', "the local function"),
         (lambda s, a: s.error(), "s.error()", "whether an operation fails depends on the run"),
         (lambda s, a: s.usage, "s.usage", "this depends on the run"),
@@ -200,9 +158,7 @@ COMPILED = texts.compile()
         (lambda s, a: s["y"], 's["y"]', "the program raises KeyError"),
         (lambda s, a: s.user(1), "s.user(1)", "TypeError: a program appends strings"),
         (lambda s, a: ", ".join([a]), '", ".join([a])', "the program raises TypeError"),
-        (lambda s, a: a(), "a()", "the program raises TypeError"),
         (lambda s, a: texts.run("a", "b"), 'texts.run("a", "b")', "a run of its own"),
-        (lambda s, a: texts.run_batch([]), "texts.run_batch([])", "a run of its own"),
         (lambda s, a: COMPILED(s, "a", a), 'COMPILED(s, "a", a)', "a compiled program cannot"),
     ],
 )
@@ -274,10 +230,8 @@ def _imports():
     [
         lambda: print("no"),
         lambda: open("/tmp/no", "w"),  # noqa: SIM115
-        lambda: Path("/tmp/no").write_text("no"),
         lambda: happened.append("global"),
         lambda: PROMPTS.update(fr="Réponse"),
-        lambda: PROMPTS.pop("en"),
         lambda: urllib.request.urlopen("http://127.0.0.1:9"),
         lambda: threading.Thread(target=happened.append, args=("thread",)).start(),
         lambda: time.sleep(60),
@@ -286,7 +240,6 @@ def _imports():
         lambda: exec("happened.append('exec')"),
         lambda: sorted([1, 2], key=lambda x: happened.append(x)),
         lambda: sys.stdout.write("no"),
-        lambda: setattr(happened, "no", 1),
         lambda: asyncio.new_event_loop(),
         _Counter,
         _imports,
@@ -340,12 +293,6 @@ def looks_up(s, language, question):
 
 
 @sgl.function
-def generates(s):
-    s += "one " + sgl.gen("a") + " two"
-    raise RuntimeError
-
-
-@sgl.function
 def forks(s):
     s += "one "
     s.fork(2)
@@ -364,7 +311,6 @@ RULES = (RoleBegin("system"), Text("Be kind. R"), RoleEnd("system"), RoleBegin("
     ("program", "items", "prefix"),
     [
         (chat, [{"rules": "R", "question": q} for q in "abc"], (*RULES, Text("Question: "))),
-        (chat.bind(rules="R"), [{"question": q} for q in "ab"], (*RULES, Text("Question: "))),
         (looks_up, [{"language": x, "question": "a"} for x in ("en", "de")], (Text("Hello. "),)),
         (looks_up, [{"language": "fr", "question": q} for q in "ab"], (Text("Hello. "),)),
         (
@@ -372,7 +318,6 @@ RULES = (RoleBegin("system"), Text("Be kind. R"), RoleEnd("system"), RoleBegin("
             [{"language": "de", "question": q} for q in "ab"],
             (Text("Hello. Antwort: "),),
         ),
-        (generates, [{}, {}], (Text("one "),)),
         (forks, [{}, {}], (Text("one "),)),
     ],
 )

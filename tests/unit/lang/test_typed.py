@@ -128,13 +128,6 @@ def test_a_parameter_may_have_the_name_of_an_option(server):
     assert server.calls[0]["temperature"] == 0.0
 
 
-def test_the_backend_is_the_default_one_at_the_time_of_the_run(server):
-    program = ages.with_options(temperature=0.0)
-    sgl.set_default_backend(sgl.VLLM(server.url, model="a-later-default"))
-    assert program.run().ret_value == 43
-    assert server.calls[0]["model"] == "a-later-default"
-
-
 def test_items_of_a_batch_are_checked_like_a_call():
     items = [ages.item("Bob"), ages.item(name="Eve"), ages.item()]
     assert items == [{"name": "Bob"}, {"name": "Eve"}, {}]

@@ -20,7 +20,7 @@ from sgl_vllm.lang.ir import Show
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
-from sgl_vllm.lang.views.picture import Fork, Join, Slice, Turn
+from sgl_vllm.lang.views.picture import Fork, Join, Turn
 from sgl_vllm.pages import visible
 from tests.unit.lang.parsed_html import Parsed, slices
 from tests.unit.lang.scripted import ScriptedBackend
@@ -116,18 +116,6 @@ def test_the_share_of_the_prompt_found_cached_is_shaded_if_it_was_new_to_the_req
     assert "estimated" in Parsed(fragment).texts("sgl-legend")[0]
 
 
-def test_the_text_before_a_fork_is_shaded_by_what_every_branch_found() -> None:
-    def forked(s):
-        s += "0123456789"
-        forks = s.fork(2)
-        forks += ["ab", "cd"]
-        forks += sgl.gen("x")
-
-    (turn, fork) = picture_of(ran(forked)).root.blocks
-    assert isinstance(turn, Turn) and isinstance(fork, Fork)
-    assert turn.pieces[0].slices == (Slice("012345", cached=True), Slice("6789"))
-
-
 class ExplainedBackend(ScriptedBackend):
     """Knows why the first two generations were not read from the cache, and forgets the others."""
 
@@ -157,26 +145,6 @@ def test_why_adds_to_a_view_what_was_not_cached() -> None:
     sgl.why(state)
     assert len(backend.asked) == 5  # none of them again
     assert sgl.why(ran(every_kind)) == {}
-
-
-def test_roles_are_turns_with_a_label_and_may_continue_after_a_fork() -> None:
-    def chat(s):
-        s += sgl.user(sgl.image(PIXEL) + "What is it?")
-        s.assistant_begin()
-        s += "It is"
-        forks = s.fork(2)
-        forks += sgl.gen("x")
-        forks.join()
-        s += " so"
-        s.assistant_end()
-
-    state = ran(chat, ScriptedBackend(lambda _: "A hare.", cached_share=0))
-    parsed = Parsed(state._repr_html_())
-    continued = "assistant (continued)"
-    assert parsed.texts("sgl-role") == ["user", "assistant", continued, continued, continued]
-    assert [one.attributes["src"] for one in parsed.all if one.tag == "img"] == [PIXEL]
-    lines = [line.rstrip() for line in printed(state).splitlines()]
-    assert lines[0] == "user:" and "assistant:" in lines
 
 
 def test_a_long_constant_has_its_middle_folded_and_loses_nothing() -> None:
@@ -276,23 +244,6 @@ def test_branches_stand_where_they_were_forked_and_joins_after_them() -> None:
     assert all("open" in branch.attributes for branch in branches)
     assert "Title:" in branches[0].text and "Once upon a time" not in branches[0].text
     assert "fork[1]  done" in printed(state)
-
-
-def test_two_forks_in_one_place_keep_their_joins_apart_and_joined_texts_follow() -> None:
-    def twice(s):
-        s += "x"
-        for mode in ("gather_variable", "concate_and_append"):
-            forks = s.fork(2)
-            forks += [" one", " two"]
-            forks += sgl.gen("a")
-            forks.join(mode)
-
-    state = ran(twice, ScriptedBackend(lambda _: "!"))
-    blocks = picture_of(state).root.blocks[1:]
-    assert [type(block) for block in blocks] == [Fork, Join, Fork, Join, Turn]
-    assert [block.as_text for block in blocks if isinstance(block, Join)] == [False, True]
-    assert state.text().endswith(" one! two!")
-    assert "join of 2 branches: their texts" in printed(state)
 
 
 def test_discarded_branches_are_folded() -> None:
