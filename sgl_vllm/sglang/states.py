@@ -55,16 +55,6 @@ class ProgramStateGroup(ProgramGroup["ProgramState"]):
 
     gathers_known_names = False
 
-    @property
-    def states(self) -> list[ProgramState]:
-        """The branches."""
-        return self._states
-
-    @property
-    def src_state(self) -> ProgramState:
-        """The prompt they were forked from."""
-        return self._parent
-
 
 class ProgramState(CoreState):
     """The prompt that a program writes."""

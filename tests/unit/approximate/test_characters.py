@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,20 +52,20 @@ def test_the_tokens_of_whole_texts_are_found(words, data) -> None:
     assert texts.token_intervals(token_ids, moved, num_chars + len(special)) == wanted
 
 
-def test_an_interval_is_cut_to_the_whole_tokens_inside_it() -> None:
+@pytest.mark.parametrize(
+    ("token_ids", "intervals", "num_chars", "expected"),
+    [
+        ([0, 1, 2, 0, 1], [(1, 14)], None, [(1, 3)]),  # the whole tokens inside
+        ([0, 1, 2, 0, 1], [(0, 4), (4, 12)], None, [(0, 1), (2, 3)]),
+        ([0, 1], [(1, 2), (4, 6)], None, []),
+        ([0, 99, 0], [(3, 500)], None, [(2, 3)]),  # out of range
+        ([0], [(3, 9), (700, 900)], None, []),
+        ([], [(0, 9)], None, []),
+        ([1, 2], [(0, 3), (3, 8)], 12, [(0, 1)]),  # a prompt cut at its start
+    ],
+)
+def test_an_interval_is_cut_to_the_whole_tokens_inside_it(
+    token_ids, intervals, num_chars, expected
+) -> None:
     texts = TokenTexts([b"of ", b"foxes", b" and"], {})
-    assert texts.token_intervals([0, 1, 2, 0, 1], [(1, 14)]) == [(1, 3)]
-    assert texts.token_intervals([0, 1, 2, 0, 1], [(0, 4), (4, 12)]) == [(0, 1), (2, 3)]
-    assert texts.token_intervals([0, 1], [(1, 2), (4, 6)]) == []
-
-
-def test_intervals_and_tokens_out_of_range_do_no_harm() -> None:
-    texts = TokenTexts([b"of "], {})
-    assert texts.token_intervals([0, 99, 0], [(3, 500)]) == [(2, 3)]
-    assert texts.token_intervals([0], [(3, 9), (700, 900)]) == []
-    assert texts.token_intervals([], [(0, 9)]) == []
-
-
-def test_a_prompt_that_was_cut_at_its_start_ends_where_the_text_does() -> None:
-    texts = TokenTexts([b"of ", b"foxes", b" and"], {})
-    assert texts.token_intervals([1, 2], [(0, 3), (3, 8)], num_chars=12) == [(0, 1)]
+    assert texts.token_intervals(token_ids, intervals, num_chars) == expected

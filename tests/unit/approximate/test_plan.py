@@ -62,19 +62,6 @@ def test_plans_reuse_the_ends_of_segments_and_nothing_that_has_to_run(prompt, re
         assert reuses == []
 
 
-def test_a_plan_in_numbers() -> None:
-    found = [(10, 110, Donor(0, 100, (7, 8, 9, 10))), (110, 210, Donor(300, 100, (1, 2, 3, 4)))]
-    assert plan(found, 0, 220, 0.15, block_size=32) == [
-        Reuse(25, 110, 15, (7, 8, 9, 10)),
-        Reuse(125, 210, 315, (1, 2, 3, 4)),
-    ]
-    assert plan(found, 10, 211, 0.0, block_size=32) == [
-        Reuse(11, 110, 1, (7, 8, 9, 10)),
-        Reuse(110, 210, 300, (1, 2, 3, 4)),
-    ]
-    assert plan(found, 100, 220, 0.5, block_size=32) == [Reuse(160, 210, 350, (2, 3, 4))]
-
-
 @st.composite
 def moves(draw):
     """What a request has yet to reuse, and the room that its passes have."""

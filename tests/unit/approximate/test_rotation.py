@@ -70,12 +70,8 @@ def test_a_key_keeps_its_dtype_and_its_dimensions_without_a_position() -> None:
 
 def test_angles_that_are_not_proportional_to_the_position_are_refused() -> None:
     angles = torch.arange(64).float()[:, None] ** 1.2 * frequencies_of(8, 100.0).float()
-    with pytest.raises(ValueError, match="proportional"):
-        Rotation(torch.cat((angles.cos(), angles.sin()), 1), is_neox=True)
-
-
-def test_a_table_with_several_factors_is_refused() -> None:
-    cos_sin = table(frequencies_of(8, 100.0), 64)
-    cos_sin[32:] *= 2
-    with pytest.raises(ValueError, match="proportional"):
-        Rotation(cos_sin, is_neox=True)
+    of_two_factors = table(frequencies_of(8, 100.0), 64)
+    of_two_factors[32:] *= 2
+    for cos_sin in (torch.cat((angles.cos(), angles.sin()), 1), of_two_factors):
+        with pytest.raises(ValueError, match="proportional"):
+            Rotation(cos_sin, is_neox=True)

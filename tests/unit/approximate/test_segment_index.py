@@ -86,19 +86,6 @@ TestSegmentsAgainstModel.settings = settings(
 )
 
 
-def test_a_segment_is_found_at_the_place_that_was_added_last() -> None:
-    tree = RadixTree(4)
-    put(tree, "headAAAAAABBBB", [1, 2, 3, 4])
-    put(tree, "hBBBBAAAAAA", [5, 6, 7])
-    index = SegmentIndex(tree)
-    index.add("", letters("headAAAAAABBBB"), [(4, 10), (10, 14)])
-    assert index.find("", letters("AAAAAA")) == Donor(4, 6, (2, 3))
-    assert index.find("", letters("BBBB")) == Donor(10, 4, (3, 4))
-    index.add("", letters("hBBBBAAAAAA"), [(1, 5), (5, 11)])
-    assert index.find("", letters("AAAAAA")) == Donor(5, 6, (6, 7))
-    assert index.find("", letters("AAAAA")) is None
-
-
 def test_a_segment_survives_splits_and_loses_what_is_evicted() -> None:
     tree = RadixTree(4)
     put(tree, "headAAAAAAAAend", [1, 2, 3, 4])
@@ -110,21 +97,3 @@ def test_a_segment_survives_splits_and_loses_what_is_evicted() -> None:
     assert index.find("", letters("AAAAAAAA")) == Donor(4, 4, (2,))
     tree.evict_block(2)
     assert index.find("", letters("AAAAAAAA")) is None and len(index) == 0
-
-
-def test_namespaces_share_no_segment() -> None:
-    tree = RadixTree(4)
-    put(tree, "headAAAA", [1, 2], namespace="mine")
-    index = SegmentIndex(tree)
-    index.add("mine", letters("headAAAA"), [(4, 8)])
-    index.add("yours", letters("headAAAA"), [(4, 8)])
-    assert index.find("mine", letters("AAAA")) is not None
-    assert index.find("yours", letters("AAAA")) is None
-
-
-def test_what_is_not_cached_is_not_added() -> None:
-    tree = RadixTree(4)
-    put(tree, "headAAAA", [1, 2])
-    index = SegmentIndex(tree)
-    index.add("", letters("headAAAABBBB"), [(4, 8), (8, 12)])
-    assert len(index) == 1 and index.find("", letters("BBBB")) is None

@@ -77,11 +77,7 @@ def test_what_is_not_the_name_of_a_step_is_none(text: object) -> None:
 def test_what_is_no_graph_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"step|graph"):
         read_graph(text)
-
-
-def test_the_largest_graph_is_read() -> None:
-    text = json.dumps([{}] * MAX_STEPS)
-    assert len(read_graph(text).steps) == MAX_STEPS
+    assert len(read_graph(json.dumps([{}] * MAX_STEPS)).steps) == MAX_STEPS
 
 
 def test_steps_that_extend_the_same_are_branches_of_a_fork() -> None:
@@ -92,9 +88,7 @@ def test_steps_that_extend_the_same_are_branches_of_a_fork() -> None:
 def test_the_tool_of_a_step_is_the_first_that_runs_before_a_step_after_it() -> None:
     graph = StepGraph((Step(), Step(0, "search"), Step(0, "read"), Step(2), Step(1, "look")))
     assert [graph.next_tool(index) for index in range(5)] == ["search", "look", None, None, None]
-
-
-def test_a_step_that_another_continues_at_once_is_in_no_tool() -> None:
+    # A step that another continues at once is in no tool.
     assert StepGraph((Step(), Step(0, "search"), Step(0))).next_tool(0) is None
     joined = StepGraph((Step(), Step(0, "search"), Step(0, None, (1,))))
     assert joined.next_tool(0) == "search", "the last waits for what runs after the tool"

@@ -66,20 +66,6 @@ def test_join_gathers_only_names_that_are_new_to_the_parent(server: FakeServer, 
     assert (ours["mood"], ours["word"]) == (["angry", "angry"], ["w", "w"])
 
 
-def test_a_group_has_its_states_and_their_parent(server: FakeServer, endpoint) -> None:
-    groups: list[Any] = []
-
-    @sgl.function
-    def program(s):
-        forks = s.fork(2)
-        groups.append((s, forks))
-
-    program.run()
-    ((state, group),) = groups
-    assert group.src_state is state
-    assert [type(branch).__name__ for branch in group.states] == ["ProgramState"] * 2
-
-
 # --- typed texts ---------------------------------------------------------------------------------
 
 
