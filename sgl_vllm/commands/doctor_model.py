@@ -70,9 +70,7 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool = False) -> Outlook
     values = json.loads(found[0].removeprefix(MARK))
     if refusal := values.get("refused"):
         raise NoAnswer(refusal)
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Outlook).validate_python(values)
+    return Outlook.from_json(values)
 
 
 def parts_table(parts: Iterable[tuple[str, str, str, str]]) -> Table:

@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any  # Any: Triton's registry, what PyTorch is called with
+from typing import TYPE_CHECKING, Any  # Any: what vLLM and PyTorch are asked
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -27,10 +27,6 @@ from sgl_vllm.vllm_api.patching import wrap
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.selector import AttentionSelectorConfig
-
-DEVICE_NAME = "NVIDIA H100 80GB HBM3"
-MEMORY_BYTES = 80 << 30
-NUM_SMS = 132
 
 
 def pretend() -> None:
@@ -93,6 +89,11 @@ def _allow_experts_without_gate() -> None:
             original(config)
 
 
+def _always(answer: object) -> Any:
+    """A class method that answers every question like this."""
+    return classmethod(lambda cls, *args, **kwargs: answer)
+
+
 class PlannedGpu(Platform):
     """An H100 as far as vLLM's configuration asks. To the layers it is a device that vLLM does not
     know, so that they load no kernels."""
@@ -105,45 +106,14 @@ class PlannedGpu(Platform):
     dist_backend = "nccl"
     device_control_env_var = "CUDA_VISIBLE_DEVICES"
 
-    @classmethod
-    def import_kernels(cls) -> None:
-        """There are none."""
-
-    @classmethod
-    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
-        return DeviceCapability(9, 0)
-
-    @classmethod
-    def get_device_name(cls, device_id: int = 0) -> str:
-        return DEVICE_NAME
-
-    @classmethod
-    def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return MEMORY_BYTES
-
-    @classmethod
-    def num_compute_units(cls, device_id: int = 0) -> int:
-        return NUM_SMS
-
-    @classmethod
-    def current_device(cls) -> torch.device:
-        return torch.device("meta")
-
-    @classmethod
-    def is_pin_memory_available(cls) -> bool:
-        return False
-
-    @classmethod
-    def support_hybrid_kv_cache(cls) -> bool:
-        return True
-
-    @classmethod
-    def support_static_graph_mode(cls) -> bool:
-        return True
-
-    @classmethod
-    def supports_fp8(cls) -> bool:
-        return True
+    import_kernels = _always(None)  # there are none
+    get_device_capability = _always(DeviceCapability(9, 0))
+    get_device_name = _always("NVIDIA H100 80GB HBM3")
+    get_device_total_memory = _always(80 << 30)
+    num_compute_units = _always(132)
+    current_device = _always(torch.device("meta"))
+    is_pin_memory_available = _always(False)
+    support_hybrid_kv_cache = support_static_graph_mode = supports_fp8 = _always(True)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:

@@ -83,3 +83,9 @@ class Outlook:
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(asdict(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, values: object) -> Outlook:
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(cls).validate_python(values)

@@ -50,25 +50,19 @@ STATUS_ABORTED = 499
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Item:
-    """One request of a batch. `body` is not looked at yet: what is wrong with it is answered in its
-    own line."""
+    """One request of a batch, until its line is made. Aborted before it was started, it never is.
+
+    `body` is not looked at before: what is wrong with it is answered in its own line.
+    """
 
     index: int
     path: str
     body: Any
     id: str | None
-
-
-class Running:
-    """An item from when its batch has come until its line is made. Aborted before it was started,
-    it never is."""
-
-    def __init__(self, item: Item) -> None:
-        self.item = item
-        self.task: asyncio.Task[Response] | None = None
-        self.aborted = False
+    task: asyncio.Task[Response] | None = None
+    aborted: bool = False
 
     def abort(self) -> bool:
         """Stop it; whether there was anything left to stop."""
@@ -78,7 +72,7 @@ class Running:
         return True
 
 
-RunningById = dict[str, list[Running]]
+ItemsById = dict[str, list[Item]]
 """What can be aborted in this API process. A list, as a client that sends a batch again may do so
 before the end of the first is noticed."""
 
@@ -100,8 +94,8 @@ async def abort(request: Request) -> dict[str, int]:
     ids = body.get("ids")
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids) or len(body) > 1:
         raise HTTPException(400, 'the body has to be {"ids": ["...", ...]}')
-    known: RunningById = request.app.state.sgl_vllm_running
-    return {"aborted": sum(running.abort() for id in set(ids) for running in known.get(id, ()))}
+    known: ItemsById = request.app.state.sgl_vllm_running
+    return {"aborted": sum(item.abort() for id in set(ids) for item in known.get(id, ()))}
 
 
 # -- the body
@@ -146,15 +140,15 @@ class BatchResponse(Response):
         super().__init__(media_type="application/x-ndjson", headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._request = request
-        self._items = [Running(item) for item in items]
-        self._known: RunningById = request.app.state.sgl_vllm_running
+        self._items = items
+        self._known: ItemsById = request.app.state.sgl_vllm_running
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Lines to send; None when the client has disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for running in self._items:
-            if running.item.id is not None:
-                self._known.setdefault(running.item.id, []).append(running)
+        for item in self._items:
+            if item.id is not None:
+                self._known.setdefault(item.id, []).append(item)
         beside = [
             asyncio.create_task(self._watch_client(receive)),
             asyncio.create_task(self._start_all()),
@@ -162,12 +156,12 @@ class BatchResponse(Response):
         try:
             await self._send_lines(send)
         finally:
-            tasks = [*beside, *(r.task for r in self._items if r.task is not None)]
+            tasks = [*beside, *(one.task for one in self._items if one.task is not None)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for running in self._items:
-                self._forget(running)
+            for item in self._items:
+                self._forget(item)
 
     async def _send_lines(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -190,36 +184,36 @@ class BatchResponse(Response):
         self._lines.put_nowait(None)
 
     async def _start_all(self) -> None:
-        for count, running in enumerate(self._items, 1):
-            if running.aborted:
-                self._end(running, _aborted())
+        for count, item in enumerate(self._items, 1):
+            if item.aborted:
+                self._end(item, _aborted())
             else:
-                running.task = asyncio.create_task(answer(self._request, running.item))
-                running.task.add_done_callback(partial(self._done, running))
+                item.task = asyncio.create_task(answer(self._request, item))
+                item.task.add_done_callback(partial(self._done, item))
             if count % STARTED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def _done(self, running: Running, task: asyncio.Task[Response]) -> None:
-        if running.aborted or task.cancelled():  # vLLM answers a cancelled request with a 400
-            self._end(running, _aborted())
+    def _done(self, item: Item, task: asyncio.Task[Response]) -> None:
+        if item.aborted or task.cancelled():  # vLLM answers a cancelled request with a 400
+            self._end(item, _aborted())
         elif (error := task.exception()) is not None:
             logger.error("a request of a batch failed", exc_info=error)
-            self._end(running, error_answer(create_error_response(RuntimeError("unexpected"))))
+            self._end(item, error_answer(create_error_response(RuntimeError("unexpected"))))
         else:
-            self._end(running, task.result())
+            self._end(item, task.result())
 
-    def _end(self, running: Running, answer: Response) -> None:
-        self._forget(running)
-        running.task = None  # it holds the answer, which is in the line
-        head = b'{"index":%d,"status":%d,"body":' % (running.item.index, answer.status_code)
+    def _end(self, item: Item, answer: Response) -> None:
+        self._forget(item)
+        item.task = None  # it holds the answer, which is in the line
+        head = b'{"index":%d,"status":%d,"body":' % (item.index, answer.status_code)
         self._lines.put_nowait(b"".join((head, answer.body, b"}\n")))
 
-    def _forget(self, running: Running) -> None:
-        with_same_id = self._known.get(running.item.id or "", [])
-        if running in with_same_id:
-            with_same_id.remove(running)
+    def _forget(self, item: Item) -> None:
+        with_same_id = self._known.get(item.id or "", [])
+        if item in with_same_id:
+            with_same_id.remove(item)
             if not with_same_id:
-                del self._known[running.item.id or ""]
+                del self._known[item.id or ""]
 
 
 async def answer(batch: Request, item: Item) -> Response:
