@@ -1,7 +1,4 @@
-"""Results in the form of benchmarks.ab's JSON, for tests of the report.
-
-Owns the making of them: as of today with every key, and as they were before there were rounds.
-"""
+"""Results in the form of benchmarks.ab's JSON, for tests of the report."""
 
 from __future__ import annotations
 
@@ -49,19 +46,6 @@ def _sgl_figures(ratio: float) -> dict[str, Any]:
     }
 
 
-def old_result(workload: str = "rag", ratio: float = 2.0) -> dict[str, Any]:
-    """One round, and no key but those that were always there."""
-    stock, sgl = _FIGURES, _sgl_figures(ratio)
-    return {
-        "workload": workload,
-        "model": "demo",
-        "requests": 64,
-        "arms": {"stock": dict(stock), "sgl": sgl},
-        "ratio": {"throughput": ratio, "latency_p50": ratio, "ttft_p99": ratio},
-        "same_output": {"compared": 64, "equal": 64},
-    }
-
-
 def result(
     workload: str = "rag",
     model: str = "demo",
@@ -70,13 +54,16 @@ def result(
     concurrency: int = 8,
 ) -> dict[str, Any]:
     """Three rounds with every key; their ratios lie within `apart`, a share, of `ratio`."""
-    content = old_result(workload, ratio)
     of_rounds = [ratio, ratio * (1 - apart), ratio * (1 + apart)]
-    arms = content["arms"]
-    arms["stock"]["rounds"] = [dict(_FIGURES) for _ in of_rounds]
-    arms["sgl"]["rounds"] = [_sgl_figures(one) for one in of_rounds]
-    return content | {
+    return {
+        "workload": workload,
         "model": model,
+        "requests": 64,
+        "arms": {
+            "stock": {**_FIGURES, "rounds": [dict(_FIGURES) for _ in of_rounds]},
+            "sgl": {**_sgl_figures(ratio), "rounds": [_sgl_figures(one) for one in of_rounds]},
+        },
+        "ratio": dict.fromkeys(("throughput", "latency_p50", "ttft_p99"), ratio),
         "gain": "Documents come first, and are the same for many questions.",
         "ratio_of_rounds": [
             dict.fromkeys(("throughput", "latency_p50", "ttft_p99"), one) for one in of_rounds

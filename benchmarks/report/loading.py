@@ -1,8 +1,7 @@
 """Results of `benchmarks.ab` as their files have them.
 
 Owns the reading of the JSON, what a spread says of a ratio, and the names that tell results apart.
-Pure but for reading files. Files are from any version of the benchmarks: what one lacks is None or
-empty, and only what nothing could be said without is an error.
+Pure but for reading files.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ab.result import Difference
+from benchmarks.ab.result import Difference, Limits
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.arms import ARMS, ratio
 
@@ -83,19 +82,6 @@ class Arm:
     def hit_rate(self) -> float | None:
         cached, prompt = self.get("cached_prompt_tokens"), self.get("prompt_tokens")
         return None if cached is None or not prompt else cached / prompt
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds any server; see `benchmarks.ab.result.Limits`. What is not known is None."""
-
-    unique_prompt_tokens: float | None
-    prompt_tokens: float | None
-    output_tokens: float | None
-    undecided_tokens: float | None
-    sequences_at_once: float | None
-    compute_bound: bool | None
-    best_hit_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -236,8 +222,8 @@ def _content_of(file: Path) -> dict[str, Any]:
 
 
 def _result(content: dict[str, Any], file: Path) -> Result:
-    arguments, machine = content.get("arguments") or {}, content.get("machine") or {}
-    workload, same, first = content["workload"], content["same_output"], content.get("first_tokens")
+    arguments, workload, same = content["arguments"], content["workload"], content["same_output"]
+    first = content.get("first_tokens")
     arms = {arm: _arm(content["arms"][arm]) for arm in ARMS}
     switched = [f"without {part}" for part in arguments.get("off") or []]
     switched += [arguments["policy"]] if arguments.get("policy") else []
@@ -246,7 +232,6 @@ def _result(content: dict[str, Any], file: Path) -> Result:
     switched += arguments.get("plugin_config") or []
     spreads = _spreads(content)
     _ = spreads["throughput"]
-    limits = content.get("limits") or {}
     usual = WORKLOADS.get(workload)
     return Result(
         file=file,
@@ -259,26 +244,25 @@ def _result(content: dict[str, Any], file: Path) -> Result:
         concurrency=arguments.get("concurrency") or (usual.concurrency if usual else None),
         arms=arms,
         spreads=spreads,
-        first_tokens=(first or {}).get("tokens", 0),
-        spreads_of_first=_spreads(first or {}),
+        first_tokens=first["tokens"] if first else 0,
+        spreads_of_first=_spreads(first) if first else {},
         same_equal=same["equal"],
         same_compared=same["compared"],
-        differences=tuple(Difference(**one) for one in content.get("differences") or []),
-        gain=content.get("gain") or "",
-        limits=Limits(**{one.name: limits.get(one.name) for one in dataclasses.fields(Limits)}),
-        score=_numbers(content.get("score") or {}),
-        ablations=tuple(
-            Ablation(one.get("title") or one["name"], one["throughput"])
-            for one in content.get("ablations") or []
+        differences=tuple(Difference(**one) for one in content["differences"]),
+        gain=content["gain"],
+        limits=Limits(
+            **{one.name: content["limits"][one.name] for one in dataclasses.fields(Limits)}
         ),
-        parts=content.get("parts") or {},
+        score=_numbers(content["score"]),
+        ablations=tuple(Ablation(one["title"], one["throughput"]) for one in content["ablations"]),
+        parts=content["parts"],
         switched=tuple(switched),
-        server_args=tuple(content.get("server_args") or ()),
-        started_here=content.get("started_here") is not False,
+        server_args=tuple(content["server_args"]),
+        started_here=content["started_here"],
         command=command_of(workload, arguments),
-        machine=_in_words(**machine),
-        date=content.get("date") or "",
-        versions=content.get("versions") or {},
+        machine=_in_words(**content["machine"]),
+        date=content["date"],
+        versions=content["versions"],
     )
 
 
@@ -298,26 +282,23 @@ def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _arm(content: Mapping[str, Any]) -> Arm:
-    return Arm(_numbers(content), tuple(map(_numbers, content.get("rounds") or [])))
+    return Arm(_numbers(content), tuple(map(_numbers, content["rounds"])))
 
 
 def _spreads(content: Mapping[str, Any]) -> dict[str, Spread]:
-    ratios = _numbers(content.get("ratio") or {})
+    ratios = _numbers(content["ratio"])
     if wrong := [name for name, value in ratios.items() if value <= 0]:
         raise TypeError(f"ratio.{wrong[0]} is not above 0")
-    rounds = [_numbers(one) for one in content.get("ratio_of_rounds") or []]
+    rounds = [_numbers(one) for one in content["ratio_of_rounds"]]
     return {
         name: Spread.of(value, [one[name] for one in rounds if one.get(name, 0) > 0])
         for name, value in ratios.items()
     }
 
 
-def _in_words(cores: int = 0, processor: str | None = "", accelerator: str | None = "") -> str:
-    """The machine; "" if the file does not say."""
-    words = f"{cores} {'core' if cores == 1 else 'cores'}" if cores else ""
-    if processor:
-        words = f"{words} of {processor}" if words else processor
-    return " and ".join(filter(None, [words, accelerator]))
+def _in_words(cores: int, processor: str, accelerator: str | None) -> str:
+    words = f"{cores} {'core' if cores == 1 else 'cores'} of {processor}"
+    return f"{words} and {accelerator}" if accelerator else words
 
 
 def command_of(workload: str, arguments: Mapping[str, Any]) -> str:

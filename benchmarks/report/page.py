@@ -83,29 +83,26 @@ def page(results: Results, home: str | None = None) -> str:
 def limits_of(one: Result) -> tuple[str, ...]:
     """What bounds any server on the workload, and how near to it both are, in sentences."""
     limits = one.limits
-    unique, prompt = limits.unique_prompt_tokens, limits.prompt_tokens
-    said = []
-    if unique is not None and prompt:
-        best = percent(limits.best_hit_rate)
-        hits = f", so that at best {best} come from a cache" if best else ""
-        said.append(f"{count(unique)} of {count(prompt)} prompt tokens must be computed{hits}.")
+    said = [
+        f"{count(limits.unique_prompt_tokens)} of {count(limits.prompt_tokens)} prompt tokens must "
+        f"be computed, so that at best {percent(limits.best_hit_rate)} come from a cache."
+    ]
     if one.different_prompts:
         said.append(
             "The two arms ask in different ways, with prompts of different lengths: their hit "
             "rates cannot be compared, the tokens that they compute can."
         )
-    if limits.output_tokens is not None:
-        undecided = count(limits.undecided_tokens)
-        of_them = f", {undecided} of which no grammar forces" if undecided else ""
-        said.append(f"{count(limits.output_tokens)} output tokens{of_them}.")
-    if limits.sequences_at_once:
-        bound = {
-            None: "",
-            True: ": bound by compute, so that a further one costs as much again",
-            False: ": not bound by compute, so that a further one costs next to nothing",
-        }[limits.compute_bound]
-        noun = "request" if limits.sequences_at_once == 1 else "requests"
-        said.append(f"Up to {count(limits.sequences_at_once)} {noun} at once{bound}.")
+    said.append(
+        f"{count(limits.output_tokens)} output tokens, {count(limits.undecided_tokens)} of which "
+        "no grammar forces."
+    )
+    bound = {
+        None: "",
+        True: ": bound by compute, so that a further one costs as much again",
+        False: ": not bound by compute, so that a further one costs next to nothing",
+    }[limits.compute_bound]
+    noun = "request" if limits.sequences_at_once == 1 else "requests"
+    said.append(f"Up to {count(limits.sequences_at_once)} {noun} at once{bound}.")
     return tuple(said)
 
 

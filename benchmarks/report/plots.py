@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.arms import ARMS
 from benchmarks.report.loading import Result, Verdict
-from benchmarks.report.tables import count, percent, span, times
+from benchmarks.report.tables import count, span, times
 
 MOST_LABEL_CHARACTERS = 48
 NAMES = {"stock": "stock vLLM", "sgl": "with the plugin"}
@@ -68,18 +68,6 @@ def overview(results: Sequence[Result]) -> tuple[Plot, ...]:
     ):
         if known := [one for one in results if all(one.arms[arm].get(name) for arm in ARMS)]:
             plots.append(shares_of_stock(known, title, name, text))
-    if known := [one for one in results if _has_hit_rates(one)]:
-        plots.append(
-            _pairs(
-                known,
-                "Prompt tokens from the cache",
-                "The share of all prompt tokens. The mark is what a cache of any size could give.",
-                lambda one, arm: one.arms[arm].hit_rate or 0,
-                lambda one, arm: percent(one.arms[arm].hit_rate),
-                "best possible",
-                lambda one: one.limits.best_hit_rate,
-            )
-        )
     if known := [one for one in results if _has_tails(one)]:
         plots.append(tails(known))
     return tuple(plots)
@@ -112,43 +100,23 @@ def throughput(results: Sequence[Result]) -> Plot:
 
 
 def shares_of_stock(results: Sequence[Result], title: str, name: str, text: str) -> Plot:
-    """Both arms' counts, stock's as 100 %."""
+    """Both arms' counts, stock's as 100 %, with a mark at the least that is possible."""
 
-    def share(one: Result, value: float | None) -> float | None:
-        return None if value is None else value / (one.arms["stock"].get(name) or 1)
+    def counted(one: Result, arm: str) -> float:
+        return one.arms[arm].get(name) or 0
 
     has_mark = name == "computed_prompt_tokens"
-    return _pairs(
-        results,
-        title,
-        text,
-        lambda one, arm: share(one, one.arms[arm].get(name)) or 0,
-        lambda one, arm: count(one.arms[arm].get(name) or 0),
-        "least possible" if has_mark else "",
-        lambda one: share(one, one.limits.unique_prompt_tokens) if has_mark else None,
-    )
-
-
-def _pairs(
-    results: Sequence[Result],
-    title: str,
-    text: str,
-    share: Callable[[Result, str], float],
-    said: Callable[[Result, str], str],
-    mark: str = "",
-    marked: Callable[[Result], float | None] = lambda one: None,
-) -> Plot:
-    """Both arms' shares with what is said of them, and a mark, with its name, where it is known."""
-    most = max([1.0, *(share(one, arm) for one in results for arm in ARMS)])
+    most = max([1.0, *(counted(one, "sgl") / counted(one, "stock") for one in results)])
     rows, described = [], []
     for one in results:
-        bars = tuple(Bar(0, share(one, arm) / most, said(one, arm), arm) for arm in ARMS)
-        at = marked(one)
-        rows.append(Row(_cut(one.label), bars, None if at is None else at / most))
-        words = " to ".join(said(one, arm) for arm in ARMS)
-        described.append(f"{one.label} {words}" + (f", {mark} {percent(at)}" if at else ""))
+        whole = counted(one, "stock") * most
+        said = {arm: count(counted(one, arm)) for arm in ARMS}
+        bars = tuple(Bar(0, counted(one, arm) / whole, said[arm], arm) for arm in ARMS)
+        least = one.limits.unique_prompt_tokens
+        rows.append(Row(_cut(one.label), bars, least / whole if has_mark else None))
+        described.append(f"{one.label} {' to '.join(said.values())}")
     description = f"{title}, stock to plugin: {'; '.join(described)}"
-    return Plot(title, text, description, tuple(rows), legend=mark)
+    return Plot(title, text, description, tuple(rows), legend="least possible" if has_mark else "")
 
 
 def tails(results: Sequence[Result]) -> Plot:
@@ -212,12 +180,6 @@ def ablations(one: Result) -> Plot | None:
 def _logarithmic(low: float, high: float) -> Callable[[float], float]:
     """From 0 at `low` to 1 at `high`."""
     return lambda value: math.log(value / low) / math.log(high / low)
-
-
-def _has_hit_rates(one: Result) -> bool:
-    rates = [one.arms[arm].hit_rate for arm in ARMS]
-    best = one.limits.best_hit_rate
-    return not one.different_prompts and None not in rates and any([*rates, best])
 
 
 def _has_tails(one: Result) -> bool:

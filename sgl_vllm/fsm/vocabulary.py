@@ -16,7 +16,7 @@ walk that meets a dead end continues at `end[i]`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any  # Any: terminal_walks.py is above this module
 
 import numpy as np
@@ -36,14 +36,6 @@ NO_IDS: TokenIds = np.zeros(0, np.int32)
 MAX_SIZE = 1 << 21
 _SET_BYTES = 700
 """What a `TrieSet` takes beside its nodes."""
-
-
-def bits_of(byte_set: int) -> Iterator[int]:
-    """The bytes in a set of bytes (bit b for byte b), in order."""
-    while byte_set:
-        low = byte_set & -byte_set
-        yield low.bit_length() - 1
-        byte_set ^= low
 
 
 class Vocabulary:

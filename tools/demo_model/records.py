@@ -82,8 +82,8 @@ def _field(name: str, filled: str | list[Value]) -> Field:
         if attribute:
             filled = [getattr(one, attribute) for one in _THINGS[source]]
         else:
-            words = world.DATA[source]
-            filled = words.split() if isinstance(words, str) else [*words]
+            filled = world.DATA[source]
+            filled = [*(filled.split() if isinstance(filled, str) else filled)]
     return lambda rng: pick(rng, filled)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -22,13 +21,11 @@ pytest.importorskip("prometheus_client")
 import sgl_vllm as sgl
 from benchmarks.ab import servers
 from benchmarks.ab.__main__ import main, parser
-from benchmarks.ab.client import Asked, ClientOptions, Run, run_programs, unique_prompt_tokens
+from benchmarks.ab.client import ClientOptions, run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.models import DEMO_MODEL
-from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.prompts import ChatPrompt, Message
 
 METRICS = """\
 vllm:num_requests_running 0
@@ -46,7 +43,6 @@ class FakeVllm:
     """Answers a prompt with its length in two parts; a word is a token, which no other holds."""
 
     plugin: bool = False
-    can_empty: bool = True
     reply: str = "{num_words} words"
     finish_reason: str = "length"
     fails_from: int | None = None
@@ -58,21 +54,6 @@ class FakeVllm:
 
     def ids(self, text: str) -> list[int]:
         return [self.tokens.setdefault(word, len(self.tokens)) for word in text.split()]
-
-    def rendered(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A chat's tokens: an image is three, the same for all images."""
-        ids: list[int] = []
-        hashes, places = [], []
-        for message in body["messages"]:
-            for part in message["content"]:
-                if part["type"] == "text":
-                    ids += self.ids(part["text"])
-                    continue
-                hashes.append(hashlib.sha256(part["image_url"]["url"].encode()).hexdigest())
-                places.append({"offset": len(ids), "length": 3})
-                ids += self.ids("<image>") * 3
-        features = {"mm_hashes": {"image": hashes}, "mm_placeholders": {"image": places}}
-        return {"token_ids": ids, "features": features}
 
     def metrics(self) -> str:
         num_tokens = sum(len(body["prompt"].split()) for body in self.bodies)
@@ -110,7 +91,7 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
-            if self.path == "/reset_prefix_cache" and fake.can_empty:
+            if self.path == "/reset_prefix_cache":
                 fake.num_emptied += 1
                 self._json({"success": True})
             elif self.path == "/v1/chat/completions":
@@ -121,8 +102,6 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
                 choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
                 usage = {"prompt_tokens": 1, "completion_tokens": 1}
                 self._json({"choices": [choice], "usage": usage})
-            elif self.path == "/v1/chat/completions/render":
-                self._json(fake.rendered(body))
             elif self.path == "/tokenize":
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
@@ -233,14 +212,6 @@ def test_servers_that_are_mixed_up_are_refused(
     assert "is to be stock vLLM, but has the plugin" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_cache_that_cannot_be_emptied_is_an_error(
-    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stock.can_empty = False
-    assert main(["no_sharing", "--stock-url", stock.url, "--sgl-url", plugin.url]) == 1
-    assert "VLLM_SERVER_DEV_MODE=1" in capsys.readouterr().err
-
-
 # -- the client
 
 
@@ -256,25 +227,6 @@ def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) ->
     assert prompts == [3, 6]
     # The second prompt is the first, "3 words", of which "3" was fed back, and " and".
     assert unique_prompt_tokens(run, stock.url) == 3 + 2
-
-
-def test_an_image_is_computed_once_and_another_image_as_well(stock: FakeVllm) -> None:
-    def asked(image: str, question: str) -> Asked:
-        content = (Media("image", f"data:image/png;base64,{image}"), question)
-        return Asked(ChatPrompt((Message("user", content),), "generate"), "", False)
-
-    calls = (asked("AA", "what is it"), asked("AA", "where is it"), asked("BB", "what is it"))
-    run = Run((), (), (), (), calls, wall_s=1.0, client_cpu_s=0.1, most_at_once=1)
-    first_image = 3 + len(["what", "is", "it"]) + len(["where", "is", "it"])
-    assert unique_prompt_tokens(run, stock.url) == first_image + 3 + len(["what", "is", "it"])
-
-
-def test_an_error_ends_the_run(stock: FakeVllm) -> None:
-    stock.fails_from = 4
-    items = [{"question": f"question {number} "} for number in range(50)]
-    with pytest.raises(sgl.ProgramError, match="EngineDeadError"):
-        run_programs(twice, items, stock.url, 2)
-    assert len(stock.bodies) < 20
 
 
 @sgl.function
@@ -293,14 +245,6 @@ def test_a_program_can_be_asked_for_one_request_at_a_time(stock: FakeVllm) -> No
     )
     assert at_once.texts == one_by_one.texts
     assert (at_once.most_at_once, one_by_one.most_at_once) == (4, 1)
-
-
-def test_hints_can_be_left_out(stock: FakeVllm) -> None:
-    items = [{"question": "a b c "}]
-    run_programs(forked, items, stock.url, 1, options=ClientOptions(hints=False))
-    assert stock.hints == []
-    run_programs(forked, items, stock.url, 1, options=ClientOptions(hints=True))
-    assert stock.hints == ["a b c " * 300]
 
 
 def test_the_latency_of_a_program_that_pauses_is_what_it_waits_for_the_server(
@@ -386,16 +330,6 @@ def test_ablations_leave_one_thing_out_each() -> None:
     alone = [(one.plugin_config, one.server_args, one.client) for one in made.variants[2:]]
     assert len({repr(one) for one in alone}) == len(alone)
     assert all(one.plugin_config["select"] is False for one in made.variants[1:])
-
-
-def test_defaults_are_those_of_the_workload() -> None:
-    made = plan("tight_cache")
-    workload = WORKLOADS["tight_cache"]
-    assert len(made.items) == workload.num_requests
-    assert made.concurrency == workload.concurrency
-    assert made.rounds == 3
-    assert [variant.name for variant in made.variants] == ["stock", "sgl"]
-    assert made.variants[1].plugin_config == {}
 
 
 def test_parts_and_the_policy_are_options_of_the_plugin() -> None:

@@ -6,12 +6,10 @@ import io
 import json
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from benchmarks.ab import result, table
-from benchmarks.ab.result import Comparison, Figures, Limits, Round, median_figures
-from benchmarks.arms import percentile
+from benchmarks.ab.result import Comparison, Figures, Limits, Round
 from sgl_vllm.server_process import Counters
 
 ARM_KEYS = {
@@ -77,38 +75,6 @@ def shown(made: Comparison) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
     table.show(made, console)
     return console.export_text()
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [([5.0], 99, 5.0), ([3.0, 1.0, 2.0], 50, 2.0), ([*range(1, 101)], 99, 99), ([1, 2], 0, 1)],
-)
-def test_a_percentile_is_a_value_that_occurred(
-    values: list[float], percent: float, expected: float
-) -> None:
-    assert percentile(values, percent) == expected
-
-
-def test_a_round_is_counted_per_second_of_it() -> None:
-    made = figures_of(4.0, cached=60)
-    assert made.throughput_programs_s == 0.5
-    assert made.output_tokens_s == 5.0
-    assert (made.latency_p50_s, made.latency_p99_s) == (2.0, 4.0)
-    assert (made.ttft_p50_s, made.ttft_p99_s) == (0.5, 1.0)
-    assert (made.prompt_tokens, made.computed_prompt_tokens) == (100, 40)
-    assert (made.output_tokens, made.forced_tokens, made.undecided_tokens) == (20, 3, 17)
-    assert made.num_requests == 2
-
-
-def test_medians_are_taken_figure_by_figure_and_counts_stay_whole() -> None:
-    rounds = [
-        replace(figures_of(1.0), forward_passes=10, ttft_p50_s=0.3),
-        replace(figures_of(2.0), forward_passes=13, ttft_p50_s=0.1),
-    ]
-    median = median_figures(rounds)
-    assert median.forward_passes == 10
-    assert median.ttft_p50_s == pytest.approx(0.2)
-    assert median.wall_s == 1.5
 
 
 def test_the_json_is_that_of_the_contract() -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from re import _parser
 from typing import Any
@@ -27,12 +26,9 @@ from benchmarks.ab.workloads import (
     hellaswag,
     json_fields,
     json_regex,
-    json_schema,
     mmlu,
     questions,
-    rag,
     react,
-    tight_cache,
     tool_calls,
     tree_of_thought,
 )
@@ -122,15 +118,6 @@ def test_a_text_of_n_words_has_n_tokens_alone_and_joined(vocabulary: Vocabulary)
         text, more = texts.text(num_tokens), texts.text(5)
         assert len(tokenizer.encode(text, add_special_tokens=False).ids) == num_tokens
         assert len(tokenizer.encode(text + more, add_special_tokens=False).ids) == num_tokens + 5
-
-
-def test_the_beginning_of_a_text_has_the_tokens_asked_for(vocabulary: Vocabulary) -> None:
-    text = "The hare, who lived at the edge of the forest, said: You are late!"
-    num_tokens = vocabulary.num_tokens(text)
-    assert vocabulary.beginning(text, num_tokens) == text
-    for num in range(num_tokens):
-        beginning = vocabulary.beginning(text, num)
-        assert text.startswith(beginning) and vocabulary.num_tokens(beginning) <= num
 
 
 # -- all of them
@@ -229,17 +216,6 @@ def test_data_that_cannot_be_used_is_refused_with_its_place(
 # -- each of them
 
 
-def test_tight_cache_comes_back_to_a_group_after_all_others(vocabulary: Vocabulary) -> None:
-    num_groups = tight_cache.NUM_GROUPS
-    made = tight_cache.items(Texts(vocabulary, 0), 3 * num_groups)
-    for turn in range(3):
-        prefixes = [one["prefix"] for one in made[turn * num_groups : (turn + 1) * num_groups]]
-        assert len(set(prefixes)) == num_groups
-    arguments = tight_cache.server_args(16)
-    cache_tokens = 16 * int(arguments[arguments.index("--num-gpu-blocks-override") + 1])
-    assert 0.19 < cache_tokens / (num_groups * tight_cache.PREFIX_TOKENS) < 0.21
-
-
 CHARACTER = """\
 {"name": "Albus", "house": "Gryffindor", "blood status": "Half-blood", "occupation": "teacher", \
 "wand": {"wood": "elm", "core": "phoenix feather", "length": 13.5}, "alive": false, \
@@ -261,11 +237,6 @@ def test_json_fields_writes_json_of_five_values_that_end_within_their_tokens() -
         assert _parser.parse(form).getwidth()[1] < max_tokens
         text += before + value
     assert json.loads(text + json_fields.END)["languages"] == ["German", "Italian"]
-
-
-def test_json_schema_asks_each_schema_before_any_again(vocabulary: Vocabulary) -> None:
-    made = [one["schema"] for one in json_schema.items(Texts(vocabulary, 0), 80)]
-    assert len(set(made[:40])) == 40 and set(made[:40]) == set(made[40:])
 
 
 def test_tool_calls_are_strict_by_name_and_by_choice_one_and_several(
@@ -297,37 +268,6 @@ def test_the_tree_of_thought_has_39_thoughts_each_behind_its_parent(
     assert Counter(map(level, backend.prompts)) == {1: 3, 2: 9, 3: 27}
 
 
-@pytest.mark.parametrize(
-    ("name", "num_requests"),
-    [("skeleton_of_thought", 10), ("llm_judge", 7), ("multi_chain", 6), ("chat_short", 4)],
-)
-def test_a_program_with_branches_or_turns_asks_for_each(
-    name: str, num_requests: int, vocabulary: Vocabulary
-) -> None:
-    (item,) = WORKLOADS[name].items(Texts(vocabulary, 0), 1)
-    backend = Writer(vocabulary)
-    run(name, item, backend)
-    assert len(backend.lengths) == num_requests
-
-
-def test_agents_of_react_take_several_steps_each_after_the_last(vocabulary: Vocabulary) -> None:
-    items = react.items(Texts(vocabulary, 0), 24)
-    assert {len(item["steps"]) for item in items} == {3, 4, 5, 6, 7}
-    backend = Writer(vocabulary)
-    run("react", items[0], backend)
-    for before, after in pairwise(backend.prompts):
-        assert after.startswith(before)
-
-
-def test_documents_come_out_of_one_corpus_in_one_order(vocabulary: Vocabulary) -> None:
-    made = rag.items(Texts(vocabulary, 0), 200)
-    uses = Counter(document for item in made for document in item["documents"])
-    assert len(uses) <= rag.NUM_DOCUMENTS
-    assert uses.most_common(1)[0][1] > 5 * min(uses.values())
-    pairs = {(a, b) for item in made for a, b in pairwise(item["documents"])}
-    assert not any((b, a) in pairs for a, b in pairs)
-
-
 def test_steps_of_sessions_wait_for_the_answers_that_they_build_on(vocabulary: Vocabulary) -> None:
     step = agent_sessions.Step
     first = (step(0, (), 0.0, " ask", 1), step(1, (0,), 0.0, " tool", 2))
@@ -350,45 +290,4 @@ def test_one_call_answers_three_fields_where_the_model_goes_on_in_the_form(
     assert len(backend.asked) == 1 and ahead.usage.saved_calls == 2
 
 
-@pytest.mark.parametrize(("name", "num_images"), [("image_qa", 1), ("video_qa", 6)])
-def test_six_questions_and_a_label_are_asked_of_the_same_images(
-    name: str, num_images: int, vocabulary: Vocabulary
-) -> None:
-    pytest.importorskip("PIL")
-    (item,) = WORKLOADS[name].items(Texts(vocabulary, 0), 1)
-    assert len({*item["images"]}) == num_images
-    backend = ScriptedBackend()
-    WORKLOADS[name].program.run(**item, temperature=0, backend=backend)
-    assert len(backend.requests) == 6
-    assert [choices for _, choices in (one for one in backend.asked if isinstance(one, tuple))] == [
-        item["labels"]
-    ]
-
-
 # -- answers
-
-
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [(" 7 * 200 = 1,400", 1), ("\n#### 1400", 1), (" 1400, or 1399", 0), (" many", 0)],
-)
-def test_the_score_of_a_problem_is_whether_the_last_number_is_right(
-    answer: str, value: int
-) -> None:
-    @sgl.function
-    def program(s: sgl.ProgramState) -> None:
-        s.set_var("answer", answer)
-
-    score = gsm8k.MULTI_CHAIN.score
-    assert score is not None
-    assert score({"number": 1400.0}, program.run(backend=ScriptedBackend())) == value
-
-
-def test_a_label_of_mmlu_is_one_token_and_the_right_one_scores(vocabulary: Vocabulary) -> None:
-    for item in mmlu.items(Texts(vocabulary, 0), 4):
-        prompt = item["examples"] + item["question"]
-        assert vocabulary.num_tokens(item["examples"]) <= mmlu.MAX_PREFIX_TOKENS
-        for label in mmlu.LABELS:
-            assert vocabulary.num_tokens(prompt + label) == vocabulary.num_tokens(prompt) + 1
-        state = run("mmlu", item, Writer(vocabulary))
-        assert mmlu.score(item, state) == (state["label"] == item["right"])

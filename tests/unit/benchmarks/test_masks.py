@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import time
@@ -16,11 +15,9 @@ import pytest
 pytest.importorskip("vllm")  # its interface's names are used
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks import masks
-from benchmarks.mask_verdicts import Asker, Case, Times, Verdict, Walk
-from benchmarks.masks import Report
+from benchmarks.mask_verdicts import Asker, Case, Walk
 
 
 @pytest.fixture(autouse=True)
@@ -126,26 +123,6 @@ def test_a_schema_is_right_when_the_valid_come_through_and_the_invalid_do_not() 
     assert (verdict.num_valid, verdict.num_invalid, verdict.disagreements) == (2, 4, 0)
 
 
-def test_every_call_is_timed_once_and_a_later_request_compiles_anew() -> None:
-    one = asker()
-    one.ask(case('"ab"', valid=("ab", "ab"), invalid=("b",)))
-    assert one.backend.num_compiled == 3
-    times = one.times
-    assert (len(times.compile), len(times.compile_again)) == (1, 2)
-    assert len(times.mask) == 3 + 3 + 1
-    assert len(times.accept) == 3 + 3
-
-
-def test_a_panic_in_compiling_is_a_refusal_and_ends_nothing() -> None:
-    one = asker()
-    verdict = one.ask(case("panic", valid=("a",)))
-    assert verdict.kind == "refused"
-    assert verdict.refused == "Panic: at the disco"
-    assert (verdict.num_valid, verdict.compile_us) == (0, None)
-    assert one.ask(case('"a"', valid=("a",))).right
-    assert len(one.times.compile) == 1
-
-
 def test_what_compiles_too_long_is_given_up_and_counts_with_the_limit() -> None:
     one = asker(limit_s=0.05)
     assert one.ask(case("sleep")).kind == "gave up"
@@ -159,27 +136,6 @@ def test_a_token_over_which_mask_and_accept_disagree_is_counted() -> None:
 
 
 # -- what is shown
-
-
-def report(backend: str, *verdicts: Verdict, mask_ns: int = 1000) -> Report:
-    return Report(backend, 0.5, 100.0, Times([10**6], [], [mask_ns], []), verdicts)
-
-
-def shown(*reports: Report) -> str:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    masks.show(reports, "heading", console)
-    return console.export_text()
-
-
-def test_the_table_has_a_line_for_each_number() -> None:
-    wrong = Verdict("a", valid_refused=[0], num_valid=1)
-    text = shown(report("one", Verdict("a")), report("two", wrong, mask_ns=500))
-    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
-    assert rows["right"] == ["1", "0"]
-    assert rows["with a valid instance refused"] == ["0", "1"]
-    assert rows["mask, p50, µs"] == ["1.0", "0.5"]
-    assert rows["compile, max, µs"] == ["1,000", "1,000"]
-    assert rows["accept, p50, µs"] == []  # nothing was accepted
 
 
 # -- the command

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.report import __main__ as command
 from benchmarks.report import loading, page, tables
 from benchmarks.report.loading import Result, Spread, Verdict
-from tests.results_of_benchmarks import HOSTILE, old_result, result, write
+from tests.results_of_benchmarks import HOSTILE, result, write
 
 RATIOS = st.floats(0.05, 20)
 
@@ -56,26 +56,17 @@ def test_a_folder_is_read_whole_and_says_what_it_skips(tmp_path) -> None:
     assert [file.name for file in results.skipped] == ["masks.json"]
 
 
-def test_older_files_lack_keys_and_are_shown_without_them(tmp_path) -> None:
-    one = load_one(tmp_path, old_result())
-    assert (one.gain, one.machine, one.ablations, one.score) == ("", "", (), {})
-    headings = tables.full_table([one]).headings
-    assert "throughput" in headings
-    assert "score" not in headings
-    assert "one round" in tables.markdown(loading.load([tmp_path]))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is no JSON"),
         ("[]", "its JSON is no object"),
         ('{"workload": "rag"}', "is no result of benchmarks.ab"),
-        ('{"workload": "rag", "arms": {}}', "KeyError('same_output')"),
+        ('{"workload": "rag", "arms": {}}', "KeyError('arguments')"),
         (json.dumps(result() | {"ratio": {}}), "KeyError('throughput')"),
         (json.dumps(result() | {"limits": 3}), "is no result of benchmarks.ab"),
         (json.dumps(result() | {"ratio": {"throughput": 0}}), "ratio.throughput is not above 0"),
-        (json.dumps(result() | {"ablations": [{"name": "fcfs"}]}), "KeyError('throughput')"),
+        (json.dumps(result() | {"ablations": [{"name": "fcfs"}]}), "KeyError('title')"),
         (json.dumps(result() | {"differences": ["x"]}), "is no result of benchmarks.ab"),
     ],
 )
@@ -97,24 +88,6 @@ def names_of(folder: Path, contents: dict[str, dict[str, Any]]) -> list[str]:
     return [one.label for one in loading.load([folder]).results]
 
 
-def test_results_of_one_workload_are_told_apart_by_concurrency(tmp_path) -> None:
-    contents = {str(n): result(workload="json_regex", concurrency=n) for n in (1, 32, 8)}
-    assert names_of(tmp_path, contents) == [f"json_regex, {n} at a time" for n in (1, 8, 32)]
-
-
-def test_a_plugin_without_a_part_never_passes_for_the_whole(tmp_path) -> None:
-    content = result()
-    content["arguments"] |= {"off": ["radix"], "policy": "fcfs", "quick": True}
-    assert names_of(tmp_path, {"a": content}) == ["rag, without radix, fcfs, quick"]
-
-
-def test_results_that_nothing_else_tells_apart_have_their_files_names(tmp_path) -> None:
-    assert names_of(tmp_path, {"monday": result(), "tuesday": result()}) == [
-        "rag, monday",
-        "rag, tuesday",
-    ]
-
-
 def test_the_greatest_gain_comes_first_and_a_workload_stays_together(tmp_path) -> None:
     contents = {
         "a": result(workload="rag", ratio=1.2),
@@ -126,25 +99,6 @@ def test_the_greatest_gain_comes_first_and_a_workload_stays_together(tmp_path) -
         "json_regex, 32 at a time",
         "rag",
     ]
-
-
-def test_the_command_repeats_the_measurement_without_the_machines_paths() -> None:
-    arguments = {
-        "workload": "all",
-        "model": "shape:33m",
-        "json": "/results/x.json",
-        "data": "/data/here",
-        "quick": False,
-        "ablations": True,
-        "rounds": 5,
-        "requests": None,
-        "server_args": "--max-num-seqs 16",
-        "off": ["radix", "select"],
-    }
-    assert loading.command_of("rag", arguments) == (
-        "python -m benchmarks.ab rag --model shape:33m --data DIR --ablations --rounds 5 "
-        "--server-args='--max-num-seqs 16' --off radix --off select"
-    )
 
 
 # -- tables
@@ -189,29 +143,6 @@ def test_the_readme_gets_the_table_and_a_second_time_nothing_changes(tmp_path) -
     assert "DIR --readme README.md`" in once  # no folder of this machine
     assert command.main(words) == 0
     assert readme.read_text() == once
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nothing",
-        tables.BEGIN,
-        tables.END,
-        f"{tables.END}\n{tables.BEGIN}",
-        f"{README}\n{tables.BEGIN}",
-    ],
-)
-def test_a_readme_without_its_two_markers_is_left_alone(tmp_path, capsys, text) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-    html = tmp_path / "page.html"
-    one = write(tmp_path, "one", result())
-    assert command.main([str(one), "--readme", str(readme), "--html", str(html)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert str(readme) in line
-    assert "benchmarks:" in line
-    assert readme.read_text() == text
-    assert not html.exists()
 
 
 # -- the page and the command

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -63,14 +61,6 @@ def test_equal_hash_ids_are_equal_tokens_and_others_differ_from_the_first(record
     assert not set(first[1024:].tolist()) & set(second[1024:].tolist())
 
 
-def test_a_scale_shortens_blocks_prompts_and_replies_alike(recorded: Path) -> None:
-    trace = read_mooncake(recorded, num_requests=2, scale=Fraction(1, 4))
-    first, second = trace.calls()
-    assert (len(first.prompt), len(second.prompt)) == (275, 384)
-    assert common_prefix(first.prompt, second.prompt) == 256
-    assert (len(first.reply), len(second.reply)) == (10, 2)
-
-
 @pytest.mark.parametrize(
     "row", [(0, 1100, 40, [0, 1]), (0, 1100, 40, [0, 1, -2]), ("soon", 10, 1, [0])]
 )
@@ -78,16 +68,6 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, row: tuple) -> No
     path = write_mooncake(tmp_path / "bad.jsonl", (0, 10, 1, [0]), row)
     with pytest.raises(ValueError, match="line 2"):
         read_mooncake(path)
-
-
-@pytest.mark.parametrize("name", GENERATORS)
-def test_the_same_seed_gives_the_same_trace_and_another_one_another(name: str) -> None:
-    def prompts(seed: int) -> list[bytes]:
-        return [one.prompt.tobytes() for one in generate(name, 50, seed).calls()]
-
-    assert prompts(0) == prompts(0)
-    assert prompts(0) != prompts(1)
-    assert len(prompts(0)) >= 50
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -108,16 +88,6 @@ def test_arrivals_can_be_spread_over_any_time(recorded: Path) -> None:
     assert times == [0.0, 30.0, 90.0]
     poisson = with_span(generate("no_sharing", 400), 100.0, seed=1)
     assert 80 < max(program.arrival_s or 0 for program in poisson.programs) < 120
-
-
-def test_pauses_are_stretched_with_the_arrivals_that_a_trace_has() -> None:
-    calls = (call("ab", "c"), dataclasses.replace(call("abcd", "e"), after=(0,), think_s=3.0))
-    timed = Trace("timed", (Program(calls, 5.0), Program(calls, 20.0)))
-    first, second = with_span(timed, 40.0, seed=0).programs
-    assert (first.arrival_s, second.arrival_s) == (10.0, 40.0)
-    assert [one.think_s for one in (*first.calls, *second.calls)] == [0.0, 6.0, 0.0, 6.0]
-    untimed = with_span(Trace("untimed", (Program(calls),)), 40.0, seed=0).programs
-    assert untimed[0].calls[1].think_s == 3.0
 
 
 # What must be computed. Letters are tokens.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sgl_vllm.fsm import automaton as automaton_module
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Lazy, Literals, Seq, literal
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import COUNTED_STRING, NAME_STRING, QUOTE, STRING, JsonString
 from sgl_vllm.fsm.names import Names
 from sgl_vllm.fsm.regex import full_match
@@ -90,7 +90,7 @@ def texts_from(state, longest: int) -> set[bytes]:
     return found
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(expressions)
 def test_an_automaton_has_the_texts_of_its_expression(expression):
     assert texts_from(Automaton(expression).start, 4) == texts_of(expression, 4)
@@ -99,7 +99,7 @@ def test_an_automaton_has_the_texts_of_its_expression(expression):
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_the_bytes_that_may_come_are_those_that_step(name):
     rng = random.Random(5)
-    for state in random_walk(Automaton(GRAMMARS[name]()).start, rng, 120, end=0.1):
+    for state in random_walk(Automaton(GRAMMARS[name]()).start, rng, 40, end=0.1):
         for byte in range(256):
             assert bool(state.first >> byte & 1) == (state.step(byte) is not None)
 
@@ -118,7 +118,7 @@ def forced_by_bytes(state):
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_forced_run_is_the_longest_with_one_way_on(name):
     rng = random.Random(6)
-    for state in random_walk(Automaton(GRAMMARS[name]()).start, rng, 80, end=0.1):
+    for state in random_walk(Automaton(GRAMMARS[name]()).start, rng, 30, end=0.1):
         assert state.forced() == forced_by_bytes(state)
         assert state.forced() is state.forced()
 
@@ -134,19 +134,6 @@ def test_keys_and_punctuation_are_forced():
     assert run == b', "age": 3}' and end.accepting and not end.first
 
 
-def test_a_text_that_may_end_forces_nothing():
-    grammar = Automaton(Literals(((b"ab", None), (b"abc", None))))
-    assert grammar.start.forced()[0] == b"ab"
-    may_end = after(grammar.start, b"ab")
-    assert may_end is not None and may_end.forced()[0] == b""
-
-
-def test_the_same_bytes_lead_to_the_same_state():
-    grammar = Automaton(full_match("(?:ab|ba)*").expression)
-    assert after(grammar.start, b"abba") is after(grammar.start, b"baab")
-    assert grammar.num_states <= 4
-
-
 def test_an_expression_within_itself_nests():
     inner: list = []
     inner.append(Alt((EMPTY, Seq(literal(b"("), Lazy(lambda: inner[0]), literal(b")")))))
@@ -160,11 +147,6 @@ def test_an_expression_that_begins_with_itself_ends():
     assert accepts(inner[0], "a") and not accepts(inner[0], "aa")
 
 
-def test_nothing_has_no_texts():
-    start = Automaton(Seq(literal(b"a"), NEVER)).start
-    assert start.step(ord("a")) is None and not start.first
-
-
 def test_too_many_ways_at_once_are_refused(monkeypatch):
     monkeypatch.setattr(automaton_module, "MAX_THREADS", 30)
     options = [full_match(f"a{{{n}}}b").expression for n in range(1, 50)]
@@ -172,7 +154,7 @@ def test_too_many_ways_at_once_are_refused(monkeypatch):
         Automaton(Alt(options))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.text('aé😀"\\\n\x1f', max_size=6), st.integers(0, 4), st.none() | st.integers(0, 4))
 def test_strings_are_counted_by_characters(text, low, high):
     within = low <= len(text) and (high is None or len(text) <= high)
@@ -200,20 +182,6 @@ def test_names_are_excluded_and_their_beginnings_are_not():
     assert [t for t in legal if not accepts(grammar, t + chr(QUOTE))] == []
 
 
-def test_an_automaton_that_has_met_too_many_states_begins_anew(monkeypatch) -> None:
-    monkeypatch.setattr(automaton_module, "MAX_STATES", 20)
-    automaton = Automaton(compile_schema({"type": "array"}))
-    text = b'[[[1, "a"], {"b": [2.5]}], [null, {"c": {"d": "e"}}], true]'
-    for _ in range(5):
-        state = automaton.start
-        for byte in text:
-            following = state.step(byte)
-            assert following is not None
-            state = following
-        assert state.accepting
-        assert automaton.num_states <= 20
-
-
 def test_an_automaton_of_too_many_bytes_begins_anew(monkeypatch) -> None:
     monkeypatch.setattr(automaton_module, "MAX_BYTES", 20_000)
     automaton = Automaton(
@@ -239,13 +207,3 @@ def test_new_states_cost_of_the_allowance_and_known_ones_nothing() -> None:
         after(state, "abc")
     automaton.allowance = 0
     assert after(automaton.start, '"a') is state
-
-
-def test_a_forced_run_costs_of_the_allowance() -> None:
-    same = 200 * "a"
-    automaton = Automaton(compile_schema({"anyOf": [{"const": same + c} for c in "bcd"]}))
-    automaton.allowance = 50
-    with pytest.raises(TooComplexError):
-        automaton.start.forced()
-    automaton.allowance = 1_000
-    assert len(automaton.start.forced()[0]) == 201

@@ -35,27 +35,6 @@ def test_long_formats_leave_room_for_fewer_others(monkeypatch):
     assert kept(cache, "abcd") == "d"  # the last one stays, however large
 
 
-def test_so_do_short_formats_that_take_much(monkeypatch):
-    monkeypatch.setattr(cache_module, "MAX_BYTES", 1 << 20)
-    cache = AutomatonCache()
-    for name in "abc":
-        cache.insert(name, automaton(), num_characters=10, num_bytes=500_000)
-    assert kept(cache, "abc") == "bc"
-
-
-def test_formats_that_are_gone_are_not_counted(monkeypatch):
-    monkeypatch.setattr(cache_module, "MAX_BYTES", 1 << 20)
-    cache = AutomatonCache()
-    for _ in range(5):
-        cache.insert("a", automaton(), num_bytes=400_000)  # replaces itself
-    cache.insert("b", automaton(), num_bytes=400_000)
-    assert kept(cache, "ab") == "ab"
-    cache.clear()
-    for name in "cd":
-        cache.insert(name, automaton(), num_bytes=400_000)
-    assert kept(cache, "abcd") == "cd"
-
-
 def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
     monkeypatch.setattr(cache_module, "MAX_BYTES", 60_000)
     cache = AutomatonCache()

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.fsm.automaton import MAX_THREADS, Automaton
-from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.ebnf.ambiguity import MAX_READINGS
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.masks import Bitmasks
-from sgl_vllm.fsm.vocabulary import Vocabulary, bits_of
+from sgl_vllm.fsm.vocabulary import Vocabulary
+from tests.effort import examples
 from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
 from tests.unit.fsm.test_masks import PIECES, legal_by_mask
-from tests.unit.fsm.texts import accepts, after
+from tests.unit.fsm.texts import accepts, after, bits_of
 
 TOKENS = [*dict.fromkeys(PIECES), b"<eos>"]
 END = len(TOKENS) - 1
@@ -60,7 +60,7 @@ def test_masks_are_those_of_xgrammar(name: str) -> None:
     walk_beside_xgrammar(GRAMMARS[name], random.Random(name), walks=3, steps=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 10**9))
 def test_so_are_those_of_random_grammars(seed: int) -> None:
     grammar = random_grammar(random.Random(seed))
@@ -68,16 +68,6 @@ def test_so_are_those_of_random_grammars(seed: int) -> None:
         walk_beside_xgrammar(grammar, random.Random(seed), walks=2, steps=20)
     except (UnsupportedGrammarError, TooComplexError):
         xgrammar.Grammar.from_ebnf(grammar)  # left to xgrammar, which takes it
-
-
-def test_most_random_grammars_are_compiled() -> None:
-    num_left = 0
-    for seed in range(100):
-        try:
-            compile_grammar(random_grammar(random.Random(seed)))
-        except (UnsupportedGrammarError, TooComplexError):
-            num_left += 1
-    assert num_left < 30
 
 
 # -- the syntax
@@ -103,7 +93,7 @@ def test_most_random_grammars_are_compiled() -> None:
     ids=lambda grammar: grammar[:40],
 )
 def test_syntax_is_read_as_xgrammar_reads_it(grammar: str) -> None:
-    walk_beside_xgrammar(grammar, random.Random(grammar), walks=30, steps=20)
+    walk_beside_xgrammar(grammar, random.Random(grammar), walks=10, steps=20)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +188,6 @@ def test_readings_do_not_become_more_with_the_text(name: str) -> None:
         assert following is not None
         state = following
         assert len(state.threads) <= MAX_READINGS < MAX_THREADS
-
-
-def test_the_tables_of_all_rules_are_counted() -> None:
-    row = 3 * (4 + 8)  # a state's transitions by letters, and by bytes on either side of them
-    assert 300 * row < table_bytes(compile_grammar("root ::= [a-z]{0,300}")) < 400 * row
-    nested = compile_grammar('root ::= "<" x ">"\nx ::= "(" x ")" | [a-z]{0,300}')
-    assert 300 * row < table_bytes(nested) < 700 * row
 
 
 def test_what_a_text_must_go_on_with_is_forced() -> None:

@@ -59,23 +59,9 @@ def test_a_run_is_tokenized_as_part_of_the_text_it_continues(tokenizer, forced):
         assert forced.tokenize(whole[:cut], rest) == whole[cut:]
 
 
-def test_a_seam_inside_a_token_falls_back_to_the_run_alone(tokenizer, forced):
-    name = tokenizer.encode("name").ids
-    assert len(name) == 1
-    context = tokenizer.encode("n").ids
-    tokens = forced.tokenize(context, "ame")
-    assert tokenizer.decode(tokens) == "ame"
-
-
 def test_special_tokens_are_no_context(tokenizer, forced):
     end = tokenizer.token_to_id("<|end|>")
     assert forced.tokenize([end], '{"name') == tokenizer.encode('{"name').ids
-
-
-def test_a_character_cut_in_two_is_no_context(tokenizer, forced):
-    first_byte = [t for t in tokenizer.encode("é").ids if len(forced._token_bytes[t]) == 1][:1]
-    context = [*tokenizer.encode("caf").ids, *first_byte]
-    assert tokenizer.decode(forced.tokenize(context, '", "')) == '", "'
 
 
 def test_what_a_longer_token_could_absorb_is_held_back(tokenizer, forced):

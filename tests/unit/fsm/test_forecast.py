@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sgl_vllm.fsm.automaton import Automaton, State
-from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.forecast import MAX_PIECES_TRIED, Forecast, forecast_of, likelihood_of_forced
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.regex import full_match
@@ -65,29 +64,6 @@ def test_what_happened_once_is_expected_again_whatever_the_automaton_says(
     assert is_expected(start) is was_forced
 
 
-def test_learning_takes_no_step_of_the_automaton(no_steps: None) -> None:
-    start = start_of("(true|false)")
-    for was_forced in (True, False, True):
-        forecast_of(start).learn(was_forced)
-    assert is_expected(start)
-
-
-def test_a_guess_counts_as_what_happened_first() -> None:
-    asked, told = start_of("(true|false)"), start_of("(true|false)")
-    assert is_expected(asked)
-    forecast_of(told).learn(True)
-    for state in (asked, told):
-        forecast_of(state).learn(False)
-    assert likelihood(asked) == likelihood(told)
-
-
-def test_requests_of_one_format_share_what_was_learned() -> None:
-    automaton = Automaton(full_match("[a-z]{3,8}").expression)
-    forecast_of(automaton.start).learn(True)
-    assert is_expected(automaton.start)
-    assert not is_expected(start_of("[a-z]{3,8}"))
-
-
 def test_a_forecast_follows_what_happens() -> None:
     def never_asked() -> bool:
         raise AssertionError("something has happened already")
@@ -109,13 +85,4 @@ def test_a_forecast_follows_what_happens() -> None:
 def test_a_state_with_many_threads_is_not_tried(no_steps: None) -> None:
     start = start_of("|".join(f"{'a' * n}{chr(98 + n % 20)}" for n in range(40)))
     start.threads *= 40
-    assert not is_expected(start)
-
-
-def test_a_step_that_is_too_much_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(state: State, byte: int) -> State | None:
-        raise TooComplexError("planted")
-
-    start = start_of("(true|false)")
-    monkeypatch.setattr(State, "step", fail)
     assert not is_expected(start)

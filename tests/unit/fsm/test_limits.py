@@ -68,13 +68,6 @@ def test_threads_of_a_compiler_have_a_low_priority_and_nothing_else_has() -> Non
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == usual
 
 
-def test_an_error_is_raised_and_leaves_nothing_behind() -> None:
-    usual = sys.getswitchinterval()
-    with pytest.raises(ZeroDivisionError):
-        within_limits(lambda: 1 // 0, "grammar")
-    assert sys.getswitchinterval() == pytest.approx(usual)
-
-
 def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "COMPILE_TIMEOUT_S", 0.05)
     done = threading.Event()
@@ -109,13 +102,3 @@ def test_what_keeps_a_processor_busy_is_refused_when_its_time_is_used_up(
     used = time.process_time() - before
     ended.set()
     assert 0.2 <= used < 0.2 * PATIENCE
-
-
-@pytest.mark.skipif(limits._malloc_trim is None, reason="this C library cannot")
-def test_memory_is_given_back_after_work_that_took_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    trims: list[int] = []
-    monkeypatch.setattr(limits, "_malloc_trim", trims.append)
-    limits.release_freed_memory(limits.LARGE_S / 2)
-    assert trims == []
-    limits.release_freed_memory(limits.LARGE_S * 2)
-    assert trims == [0]

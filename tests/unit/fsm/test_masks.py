@@ -107,45 +107,6 @@ def test_masks_all_along_a_text(everything, name):
     assert state.accepting
 
 
-@pytest.mark.parametrize("name", GRAMMARS)
-def test_masks_are_the_same_when_nothing_is_remembered(everything, name, monkeypatch):
-    monkeypatch.setattr(terminal_walks, "_MAX_BYTES", 1)
-    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 8)
-    vocabulary = Vocabulary(everything.token_bytes, everything.size)
-    masks = Bitmasks(vocabulary)
-    for seed in (1, 2):
-        states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
-        check(masks, vocabulary, states)
-        masks._walks.forget_if_full()
-        assert not masks._walks._from_root and len(vocabulary._sets) == 1
-
-
-@pytest.mark.parametrize("name", GRAMMARS)
-def test_what_is_remembered_is_counted(everything, name, monkeypatch):
-    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 8)
-    vocabulary = Vocabulary(everything.token_bytes, everything.size)
-    masks = Bitmasks(vocabulary)
-    for state in random_walk(Automaton(GRAMMARS[name]()).start, random.Random(3), 60, end=0.1):
-        masks.of(state)
-    arrays = {id(one.nodes): one.nodes for one in vocabulary._sets.values()}
-    walked = [*masks._walks._from_root.values()]
-    walked += [w for one in vocabulary._sets.values() for w in one.entered.values()]
-    for one in walked:
-        arrays |= {id(words): words for words in getattr(one, "shared", ())}
-    assert sum(array.nbytes for array in arrays.values()) <= vocabulary.num_cached_bytes
-
-
-@pytest.mark.parametrize("share", [0.0, 1 / 16, 10.0])
-@pytest.mark.parametrize("name", ["pattern", "pattern anywhere", "shared beginnings", "date"])
-def test_masks_by_their_difference_to_another(everything, name, share, monkeypatch):
-    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 1)
-    monkeypatch.setattr(terminal_walks, "_MAX_DIFFERENCE", share)
-    masks = Bitmasks(everything)
-    start = Automaton(GRAMMARS[name]()).start
-    for seed in range(3):
-        check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
-
-
 @pytest.fixture
 def walked_from(monkeypatch) -> list:
     """The nodes of which walks of the vocabulary begin."""
@@ -172,22 +133,6 @@ def test_the_states_of_a_searched_pattern_take_one_walk_of_the_vocabulary(walked
         assert state is not None
         masks.of(state)
     assert walked_from.count(vocabulary.root) == 1
-
-
-def test_grammars_share_what_they_have_in_common(everything):
-    masks = Bitmasks(everything)
-    for name in ("first", "second", "third"):
-        start = Automaton(compile_schema({"enum": [name, {name: [1, True]}]})).start
-        check(masks, everything, random_walk(start, random.Random(1), 30))
-    for seed in range(3):
-        for name in GRAMMARS:
-            states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 15)
-            check(masks, everything, states)
-
-
-def test_a_mask_is_made_once_per_state(everything):
-    masks, state = Bitmasks(everything), Automaton(GRAMMARS["tree"]()).start
-    assert masks.of(state) is masks.of(state)
 
 
 def test_tokens_of_any_length_are_offered_inside_strings():

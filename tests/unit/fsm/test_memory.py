@@ -15,6 +15,7 @@ from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.fsm.vocabulary import Vocabulary
+from tests.effort import some_nightly
 
 LENGTH = 30_000
 NUM_FORMATS = 60
@@ -54,7 +55,10 @@ FORMATS: dict[str, Callable[[int], Expression]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    some_nightly(FORMATS, ["a constant", "a string of a tag", "a class of a grammar"]),
+)
 def test_a_format_is_forgotten_with_its_automaton(name, monkeypatch):
     monkeypatch.setattr(terminal_walks, "_MAX_BYTES", MAX_KEPT_BYTES // 4)
     monkeypatch.setattr("sgl_vllm.fsm.nfa.MAX_CACHED_BYTES", MAX_KEPT_BYTES // 4)

@@ -75,7 +75,7 @@ def ends(node: Node, text: str, begin: int) -> set[int]:
 TEXTS = ["".join(t) for size in range(4) for t in itertools.product(LETTERS, repeat=size)]
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(trees)
 def test_an_automaton_accepts_what_some_way_through_its_tree_matches(tree):
     dfa = dfa_of(tree)

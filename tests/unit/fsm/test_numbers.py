@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.fsm.numbers import INTEGER, MAX_DIGITS, decimals, integers
+from tests.effort import examples
 
 few_digits = st.integers(-1100, 1100)
 any_digits = few_digits | st.integers(-(10**33), 10**33)
@@ -18,7 +19,7 @@ def near(bound: int | None) -> st.SearchStrategy[int]:
     return any_digits if bound is None else any_digits | st.integers(bound - 12, bound + 12)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.none() | any_digits, st.none() | any_digits, st.data())
 @example(low=12345678901234567890123456789012345, high=None, data=None)
 def test_whole_numbers_are_within_their_bounds(low, high, data):
@@ -32,7 +33,7 @@ def test_whole_numbers_are_within_their_bounds(low, high, data):
         assert (dfa is not None and dfa.accepts(str(number).encode())) == within, number
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.none() | bounds, st.none() | bounds, st.booleans(), st.booleans(), st.data())
 def test_decimals_are_within_their_bounds(low, high, above, below, data):
     dfa = attempt(lambda: decimals(low, high, above, below))

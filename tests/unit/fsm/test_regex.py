@@ -1,25 +1,18 @@
 """Patterns -> byte DFAs: compared with `re`, with sets, and held within their limits."""
 
-import gc
 import itertools
 import json
 import re
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.fsm import byte_dfa, nfa
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
-from sgl_vllm.fsm.expressions import NEVER
 from sgl_vllm.fsm.regex import full_match, full_match_in_json, json_string_search
-from sgl_vllm.fsm.subsets import determinized
-from sgl_vllm.fsm.tables import column_classes, product
-from sgl_vllm.fsm.tables import minimal as minimal_table
 from tests.effort import examples
 
 ALPHABET = 'abA1_ "\\\n\x01/é€😀'
@@ -62,7 +55,7 @@ def compiled(pattern: str, compile_) -> ByteDfa | None:
         return None
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(patterns, st.lists(strings, min_size=1, max_size=8))
 def test_a_whole_text_matches_where_re_says_so(pattern, texts):
     dfa = compiled(pattern, full_match)
@@ -72,7 +65,7 @@ def test_a_whole_text_matches_where_re_says_so(pattern, texts):
         assert accepted == bool(matches(text)), text
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_texts_made_from_a_pattern_match_it(data):
     pattern = data.draw(patterns)
@@ -82,7 +75,7 @@ def test_texts_made_from_a_pattern_match_it(data):
         assert full_match(pattern).accepts(text.encode())
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(patterns, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.lists(strings))
 def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, begin, end, texts):
     pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
@@ -93,7 +86,7 @@ def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, 
         assert accepted == bool(found(text)), text
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(30))
 @given(patterns, st.lists(strings))
 def test_without_escapes_only_plain_characters_match(pattern, texts):
     plain = re.compile(r'[^"\\\x00-\x1f]*')
@@ -170,22 +163,6 @@ def test_what_vllms_default_backend_reads_differently_is_handed_on(read, pattern
         read(pattern)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "texts"),
-    [
-        (r"[a\^]", "a^"),
-        (r"[^\^]", "\0\x01ab1\\"),
-        (r"[\\1]", r"\1"),
-        (r"\\0", ""),
-        (r"[\0a]", "\0a"),
-    ],
-)
-def test_escapes_that_both_read_alike_are_compiled(pattern, texts):
-    assert {char for char in "\0\x01ab^1\\" if full_match(pattern).accepts(char.encode())} == {
-        *texts
-    }
-
-
 @pytest.mark.parametrize("pattern", [r"\[]", r"[^\]a]x", "[[]", r"[\[\]]+", "[^[]", "[a[]"])
 def test_a_bracket_that_begins_no_class_is_compiled(pattern):
     for size in range(4):
@@ -216,13 +193,6 @@ def test_what_is_no_named_group_is_refused(pattern):
         json_string_search(pattern)
 
 
-@pytest.mark.parametrize(
-    "pattern, text", [(r"^\\a$", "\\a"), (r"^[\[\]]$", "["), (r"^\{,2}$", "{,2}")]
-)
-def test_what_only_looks_like_it_is_compiled(pattern, text):
-    assert json_string_search(pattern).accepts(json.dumps(text).encode())
-
-
 ANCHORED = "^a|b$ ^a$|^b$ (^a|b) ^(?:ab|ba)$ ^|a a|$ ^$|^a $ ^ (?:^a$|b)|aa$ ^(a|b$)"
 
 
@@ -234,16 +204,6 @@ def test_anchors_hold_for_their_branch_only(pattern):
             text = "".join(letters)
             accepted = dfa.accepts(json.dumps(text, ensure_ascii=False).encode())
             assert accepted == bool(re.search(pattern, text)), text
-
-
-def test_a_whole_match_may_have_the_anchors_that_it_implies():
-    assert full_match("^ab$").accepts(b"ab")
-    assert not full_match("^ab$").accepts(b"abc")
-
-
-def test_the_longest_alternative_is_not_lost():
-    dfa = full_match("a|ab|abc?d")
-    assert [dfa.accepts(t) for t in (b"a", b"ab", b"abd", b"abcd", b"abc")] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -260,13 +220,6 @@ def test_space_holds_the_no_break_space_and_the_other_classes_are_of_ascii():
     assert not full_match(r"\S").accepts("\xa0".encode())
     assert not full_match(r"\d").accepts("٣".encode())
     assert not full_match(r"\w").accepts("é".encode())
-
-
-def test_any_character_is_any_character():
-    for char in ("\n", "\x00", "é", "\u2028", "😀", "\U0010ffff"):
-        assert full_match(".").accepts(char.encode())
-    assert not full_match(".").accepts(b"\xff")
-    assert not full_match(".").accepts(b"\xed\xa0\x80")  # a surrogate
 
 
 NOT_REGULAR = r"""
@@ -299,35 +252,6 @@ def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(bomb):
     assert full_match("a{3}").accepts(b"aaa")
 
 
-def test_many_patterns_are_forgotten_again(monkeypatch):
-    monkeypatch.setattr(nfa, "_cache", nfa._Cache())
-    monkeypatch.setattr(nfa, "MAX_CACHED_BYTES", 50_000)
-    for i in range(300):
-        full_match(f"many{i}{'x' * (i % 40)}")
-        num_bytes = sum(num_bytes for _, num_bytes in nfa._cache._automata.values())
-        assert num_bytes == nfa._cache._num_bytes <= 50_000
-    assert full_match("many7xxxxxxx") is full_match("many7xxxxxxx")
-
-
-def test_large_sets_of_characters_are_not_remembered(monkeypatch):
-    """They may hold 50,000 characters each, and their automata megabytes."""
-
-    def pattern(i):
-        return "[" + "".join(map(chr, range(0x10000 + i, 0x10000 + i + 2_000, 2))) + "]"
-
-    full_match(pattern(0))
-    tracemalloc.start()
-    try:
-        for i in range(2, 20, 2):
-            full_match(pattern(i))
-            json_string_search(pattern(i))
-        monkeypatch.setattr(nfa, "_cache", nfa._Cache())
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
 # -- algebra ----------------------------------------------------------------------------------
 
 tables = st.integers(1, 6).flatmap(
@@ -352,7 +276,7 @@ def language(dfa: ByteDfa) -> set[bytes]:
     return {word for word in WORDS if dfa.accepts(word)}
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(tables, tables)
 def test_combinations_are_those_of_sets(a, b):
     a, b = dfa_of(a), dfa_of(b)
@@ -360,30 +284,7 @@ def test_combinations_are_those_of_sets(a, b):
     assert language(combined(a, b, minus=True)) == language(a) - language(b)
 
 
-def test_loops_over_tables_are_compiled_once_whatever_the_tables():
-    """It takes seconds; numba does it again for another layout, and for what is read-only."""
-    for one, other in itertools.product(("a", "a*", "[ab]+c"), repeat=2):
-        combined(full_match(one), full_match(other))
-    for loop in (determinized, column_classes, minimal_table, product):
-        assert len(loop.signatures) == 1, loop.signatures  # type: ignore[union-attr]
-
-
-def test_copies_of_states_become_one_again():
-    """In a table of thousands, in which the states of the text are shuffled."""
-    small = full_match("(?:abcdefghij){0,40}[x-z]{3}|[a-f]{30}q")
-    copies = 7
-    order = np.random.default_rng(0).permutation(copies * small.num_states)
-    number = np.argsort(order)
-    table = np.tile(small.by_class, (copies, 1))[order]
-    copy_of = np.random.default_rng(1).integers(copies, size=table.shape) * small.num_states
-    table = np.where(table >= 0, number[np.where(table >= 0, table + copy_of, 0)], -1)
-    accepting = np.tile(small.accepting, copies)[order]
-    large = ByteDfa(table, small.classes, accepting, int(number[small.start]))
-    assert large.num_states > 2_000
-    assert minimal(large).num_states == small.num_states
-
-
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(tables)
 def test_a_minimal_automaton_has_the_fewest_states_for_its_language(description):
     dfa = dfa_of(description)
@@ -404,22 +305,3 @@ def fewest_states(dfa: ByteDfa) -> int:
                 reached.add(int(target))
                 pending.append(int(target))
     return max(1, len({frozenset(alive[state]) for state in reached if alive[state]}))
-
-
-@pytest.mark.parametrize("pattern", ["[bc]?(?:a|[bc])?", "[\\x00-\\x1f]?(?:a|[\\x00-\\x1f])?"])
-def test_states_that_all_accept_may_still_differ(pattern):
-    dfa, matches = full_match(pattern), re.compile(pattern).fullmatch
-    for text in ("", "a", "b", "\x1f", "ba", "\x1fa", "bb", "ab", "\x1f\x1f", "baa"):
-        assert dfa.accepts(text.encode()) == bool(matches(text)), text
-
-
-def test_an_automaton_of_nothing_is_an_expression_of_nothing():
-    nothing = combined(full_match("a"), full_match("b"))
-    assert nothing.is_empty
-    assert nothing.expression is NEVER
-
-
-def test_a_product_of_too_many_states_is_refused(monkeypatch):
-    monkeypatch.setattr(byte_dfa, "MAX_STATES", 50)
-    with pytest.raises(TooComplexError):
-        combined(full_match("(?:a{11})*"), full_match("(?:a{13})*"))

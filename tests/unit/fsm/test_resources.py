@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from xgrammar import TokenizerInfo, VocabType
 
@@ -25,10 +23,3 @@ def test_a_vocabulary_is_what_xgrammar_decodes_and_read_in_one_call(
     monkeypatch.delattr(TokenizerInfo, "decoded_vocab")
     assert resources.decoded_vocabulary(info) == expected
     assert any(byte > 127 for text in expected for byte in text)
-
-
-def test_an_unknown_serialization_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    info = TokenizerInfo(WORDS[VocabType.RAW], VocabType.RAW)
-    described = json.dumps({"__VERSION__": "v0", "decoded_vocab": ["something", "else"]})
-    monkeypatch.setattr(TokenizerInfo, "serialize_json", lambda _: described)
-    assert resources.decoded_vocabulary(info) == WORDS[VocabType.RAW]

@@ -33,8 +33,3 @@ def test_pure_modules_import_neither_vllm_nor_what_is_above_them() -> None:
             if module.startswith("sgl_vllm"):
                 assert module.startswith(ALLOWED), path
             assert not module.startswith("sgl_vllm.fsm.vllm"), path
-
-
-def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in FSM.rglob("*.py")}
-    assert [path for path, length in lengths.items() if length > 400] == []

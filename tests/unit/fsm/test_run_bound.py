@@ -11,7 +11,7 @@ import xgrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
 from sgl_vllm.fsm import run_bound
-from sgl_vllm.fsm.vllm.forced_tokens import MAX_RUN_BYTES, _has_short_runs, has_short_runs
+from sgl_vllm.fsm.vllm.forced_tokens import has_short_runs
 
 NO_TOKENS = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)] + [b"<eos>"])
 COMPILER = xgrammar.GrammarCompiler(NO_TOKENS, max_threads=1)
@@ -55,15 +55,6 @@ def test_no_run_of_a_schema_is_longer() -> None:
     assert longest > 500
 
 
-@pytest.mark.parametrize(
-    "pattern", ["a{40}", "(ab{3}){20}c", "x(y{2}(z{3}){4}){5}", "é{7,9}", "ab*"]
-)
-def test_no_run_of_a_regex_is_longer(pattern: str) -> None:
-    grammar = COMPILER.compile_regex(pattern)
-    run = xgrammar.GrammarMatcher(grammar).find_jump_forward_string()
-    assert len(run.encode()) <= run_bound.of_regex(pattern)
-
-
 JSON, REGEX = StructuredOutputOptions.JSON, StructuredOutputOptions.REGEX
 TAG = StructuredOutputOptions.STRUCTURAL_TAG
 
@@ -97,9 +88,3 @@ def test_which_formats_have_short_runs(
     kind: StructuredOutputOptions, spec: Any, is_short: bool
 ) -> None:
     assert has_short_runs(kind, spec if isinstance(spec, str) else json.dumps(spec)) is is_short
-
-
-def test_no_long_format_is_remembered() -> None:
-    num_kept = _has_short_runs.cache_info().currsize
-    assert not has_short_runs(JSON, json.dumps({"const": "x" * MAX_RUN_BYTES}))
-    assert _has_short_runs.cache_info().currsize == num_kept

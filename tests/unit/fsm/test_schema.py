@@ -151,7 +151,7 @@ schemas = st.recursive(
 )
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.data())
 def test_valid_values_are_accepted_however_they_are_spaced(data):
     schema, instances = data.draw(schemas)
@@ -169,7 +169,7 @@ def test_valid_values_are_accepted_however_they_are_spaced(data):
             assert not accepts(tight, spaced), spaced
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.data(), st.integers(0, 10**9))
 def test_what_is_accepted_is_valid(data, seed):
     schema, instances = data.draw(schemas)
@@ -194,7 +194,7 @@ def mutated(text: str, rng: random.Random) -> str:
     return text[:at] + piece + text[at + rng.randrange(3) :]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.data(), st.integers(0, 10**9))
 def test_every_way_leads_to_an_end(data, seed):
     schema, _ = data.draw(schemas)
@@ -223,7 +223,7 @@ def can_end(state) -> bool:
 # -- references to itself, and the two readings ------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.data())
 def test_both_readings_agree_where_a_schema_says_it_all(data):
     simple = st.sampled_from(
@@ -258,10 +258,3 @@ def test_values_that_may_contain_themselves_have_an_end(schema):
     rng = random.Random(0)
     for _ in range(5):
         assert can_end(random_walk(automaton(schema).start, rng, 40)[-1])
-
-
-def test_the_strict_reading_is_closed_and_implies_objects():
-    schema = {"properties": {"a": {"type": "integer"}}}
-    assert not accepts(automaton(schema, semantics=SchemaSemantics.STRICT), "1")
-    assert not accepts(automaton(schema, semantics=SchemaSemantics.STRICT), '{"a": 1, "b": 2}')
-    assert accepts(automaton(schema), "1") and accepts(automaton(schema), '{"a": 1, "b": 2}')

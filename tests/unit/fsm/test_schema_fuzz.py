@@ -7,7 +7,7 @@ pytest.importorskip("jsonschema")
 from tests.effort import examples
 from tests.unit.fsm import schema_fuzz
 
-NUM_SCHEMAS = 200
+NUM_SCHEMAS = 80
 
 
 def test_no_conjunction_accepts_an_invalid_text():

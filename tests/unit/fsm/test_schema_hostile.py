@@ -117,13 +117,6 @@ def test_hostile_schemas_are_soon_refused_or_work(name):
     tried(HOSTILE[name])
 
 
-def test_ways_that_double_are_given_up_while_they_are_walked():
-    item = {"type": "array", "items": {"$ref": "#"}}
-    grammar = automaton({"anyOf": [item, {**item}, {"type": "null"}]})
-    with pytest.raises(TooComplexError):
-        after(grammar.start, "[" * 40)
-
-
 def test_automata_that_take_too_long_together_are_given_up(monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(workspace, "thread_time", lambda: next(clock))
@@ -162,11 +155,6 @@ def test_chains_of_needed_members_are_followed_in_one_pass():
     assert time.thread_time() - started < 3
 
 
-def test_an_enumeration_that_depends_on_itself_is_refused():
-    with pytest.raises(UnsupportedSchemaError, match="depends on"):
-        compile_schema({"enum": ["a", ["a"]], "items": {"$ref": "#"}})
-
-
 JUNK = [None, True, False, 0, 1, -1, 2.5, 1e308, float("inf"), float("nan"), 10**30, "", "a", "#"]
 JUNK += ["integer", "object", "\ud800", "(", "^a$", "#/properties/a", "date"]
 JUNK_NAMES = ["a", "type", "enum", "allOf", "anyOf", "$ref", "items", "properties"]
@@ -181,14 +169,14 @@ junk = st.recursive(
 keywords = st.sampled_from(sorted(CONSTRAINTS | {"$defs", "title"}))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.dictionaries(keywords, junk, max_size=4))
 def test_keywords_with_values_of_any_kind_raise_only_what_is_promised(schema):
     tried(schema)
     tried({"allOf": [schema, {"properties": {"a": {"type": "string"}}, "minimum": 1}]})
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_schemas_with_spoiled_parts_raise_only_what_is_promised(data):
     schema, _ = data.draw(schemas)

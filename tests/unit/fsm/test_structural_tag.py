@@ -15,7 +15,6 @@ from sgl_vllm.fsm.errors import (
     UnsupportedPatternError,
     UnsupportedTagError,
 )
-from sgl_vllm.fsm.expressions import EMPTY
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema, compiled_schema
 from sgl_vllm.fsm.structural_tag import MAX_FORMATS, compile_structural_tag
 from tests.unit.fsm.texts import after
@@ -147,18 +146,6 @@ def test_what_a_call_begins_with_is_forced() -> None:
 def test_other_formats_are_left_to_other_backends(form) -> None:
     with pytest.raises((UnsupportedTagError, UnsupportedPatternError, UnsupportedGrammarError)):
         automaton(form)
-
-
-def test_what_patterns_and_grammars_take_is_counted(monkeypatch) -> None:
-    grammar = {"type": "grammar", "grammar": 'root ::= "a"{100}'}
-    regex = {"type": "regex", "pattern": "[a-z]{100}"}
-    for form, least, most in ((JSON, 7, 7), (sequence(grammar, regex), 4 << 10, 16 << 10)):
-        tag = {"type": "structural_tag", "format": form}
-        compiled = compile_structural_tag(tag, lambda *_: CompiledFormat(EMPTY, 7))
-        assert least <= compiled.table_bytes <= most
-    monkeypatch.setattr(structural_tag, "MAX_TABLE_BYTES", 1 << 12)
-    with pytest.raises(TooComplexError, match="too large"):
-        automaton(sequence(grammar, regex))
 
 
 def test_parts_that_take_too_long_together_are_left_to_other_backends(monkeypatch) -> None:

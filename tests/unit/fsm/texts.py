@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.expressions import Expression
-from sgl_vllm.fsm.vocabulary import bits_of
+
+
+def bits_of(byte_set: int) -> Iterator[int]:
+    """The bytes in a set of bytes (bit b for byte b), in order."""
+    return (byte for byte in range(256) if byte_set >> byte & 1)
 
 
 def after(state: State, text: str | bytes) -> State | None:
