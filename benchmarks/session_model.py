@@ -1,6 +1,6 @@
 """Sessions of coding agents: what they ask, how long they pause, and a trace of them.
 
-Owns the model of a session and the trace that `benchmarks.simulate` runs; docs/simulator.md
+Owns the model of a session and the trace that `benchmarks.simulate` runs; docs/benchmarks.md
 shows how well it fits what is published, and says what is assumed. Pure: no vLLM,
 no clock; the same arguments give the same sessions, token for token.
 """

@@ -43,7 +43,7 @@ Programs (chat, react, ...) send a call when the replies it builds on are there.
 arrive at random (Poisson), at that part of what the modelled machine can serve at best; otherwise
 --concurrency of them run at a time. A recorded trace and agent_sessions keep their times unless
 --load, which stretches them, or --concurrency says otherwise. How to read the table:
-docs/simulator.md.
+docs/benchmarks.md.
 """
 
 
@@ -228,7 +228,7 @@ def load_trace(arguments: argparse.Namespace) -> Trace:
     if not path.exists():
         raise ValueError(
             f"--trace {path} is neither a file nor one of {', '.join(GENERATED)}; "
-            "docs/simulator.md says where to get recorded traces"
+            "docs/benchmarks.md says where to get recorded traces"
         )
     return traces.read_mooncake(path, arguments.requests, arguments.scale)
 

@@ -3,7 +3,7 @@
 Owns the loop of vLLM's engine core (`step`, and `step_with_batch_queue` for asynchronous
 scheduling) with a virtual clock, and the model's stand-in: a cost for every step, and the reply
 that the trace holds. Everything else is what serves: `Scheduler` and `AsyncScheduler`, or the
-plugin's two classes over them. See docs/simulator.md.
+plugin's two classes over them. See docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class Options:
     jump_forward: bool = _option(
         True,
         "Append the text that a grammar forces in one forward pass, not token by token.",
-        page="jump-forward.md",
+        page="structured-output.md#jump-forward",
     )
     jump_mode: str = _option(
         "canonical",
@@ -311,7 +311,7 @@ class Options:
             "canonical": "text with only one continuation, tokenized as the tokenizer would",
             "exact": "a token that is the only legal one, so that jumps never change greedy output",
         },
-        page="jump-forward.md",
+        page="structured-output.md#jump-forward",
     )
     self_check: str = _option(
         "auto",

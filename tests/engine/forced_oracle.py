@@ -19,7 +19,7 @@ NUM_CONTEXT_TOKENS = 16
 
 
 class ForcedOracle:
-    """Canonical forced tokens for one vocabulary, as docs/jump-forward.md defines them.
+    """Canonical forced tokens for one vocabulary, as docs/structured-output.md defines them.
 
     1. Text is forced as long as all tokens that the grammar allows begin with the same byte.
     2. It is spelled as the tokenizer spells it after the text before it; if the tokenizer would

@@ -65,7 +65,7 @@ class NarrowedGrammar(StructuredOutputGrammar):
 
 
 def jumps(params: SamplingParams, *, on_v2: bool) -> bool:
-    """Whether docs/jump-forward.md promises that such a request jumps on this model runner."""
+    """Whether docs/structured-output.md promises that such a request jumps on this model runner."""
     decoded_token_by_token = bool(params.stop) and not DROPS_AFTER_STOP
     decoded_on_v1 = (
         params.presence_penalty != 0,
