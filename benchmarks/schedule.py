@@ -96,7 +96,7 @@ class Arm:
     """One scheduler, kept at a number of waiting requests."""
 
     def __init__(self, name: str, case: Case, num_waiting: int, num_tokens: int) -> None:
-        from benchmarks.simulator import make_block_hasher, make_scheduler
+        from benchmarks.schedulers import make_block_hasher, make_scheduler
 
         block_size = 16
         settings = EngineSettings(
@@ -166,7 +166,7 @@ class Arm:
             self.arrival_us.append((time.thread_time_ns() - started) / 1e3)
 
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        from benchmarks.simulator import runner_output
+        from benchmarks.schedulers import runner_output
 
         request_ids = list(scheduled.num_scheduled_tokens)
         requests = [self.scheduler.requests[request_id] for request_id in request_ids]

@@ -68,12 +68,6 @@ def result(
         "ratio_of_rounds": [
             dict.fromkeys(("throughput", "latency_p50", "ttft_p99"), one) for one in of_rounds
         ],
-        "first_tokens": {
-            "tokens": 7,
-            "arms": {"stock": {"p50": 0.5, "p99": 1.0}, "sgl": {"p50": 0.2, "p99": 0.8}},
-            "ratio": {"p50": 2.5, "p99": 1.25},
-            "ratio_of_rounds": [{"p50": one, "p99": 1.25} for one in (2.4, 2.5, 2.6)],
-        },
         "same_output": {"compared": 192, "equal": 190},
         "differences": [{"round_number": 1, "item": 3, "stock": "a cat", "sgl": "a dog"}],
         "limits": {

@@ -24,7 +24,6 @@ import numpy as np
 from typing_extensions import override
 
 import sgl_vllm as sgl
-from benchmarks.ab.arrivals import Arrival
 from benchmarks.ab.workloads.base import Item
 from benchmarks.traces import Call, Trace, reuse
 from benchmarks.traces import Program as TracedProgram
@@ -57,12 +56,9 @@ class ClientOptions:
 
 @dataclass
 class _Timer:
-    """The times of one generation, in seconds of `time.perf_counter`, and how many tokens its first
-    part had."""
+    """When the first part of a generation arrived, in seconds of `time.perf_counter`."""
 
-    begun_s: float
     first_token_s: float | None = None
-    first_tokens: int = 0
 
 
 _timer: ContextVar[_Timer | None] = ContextVar("timer", default=None)
@@ -84,12 +80,10 @@ class Asked:
 
 @dataclass
 class Record:
-    """What went through a backend: times to first tokens (s), when the answers arrived that were
-    streamed, every prompt with its reply, and how many requests were under way at a time, at
-    most."""
+    """What went through a backend: times to first tokens (s), every prompt with its reply, and how
+    many requests were under way at a time, at most."""
 
     ttfts_s: list[float] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
     calls: list[Asked] = field(default_factory=list)
     under_way: int = 0
     most_at_once: int = 0
@@ -113,21 +107,14 @@ class TimedVLLM(sgl.VLLM):
 
     @override
     async def generate(self, request: GenRequest) -> GenAnswer:
-        timer = _Timer(time.perf_counter())
+        timer, begun_s = _Timer(), time.perf_counter()
         before = _timer.set(timer)
         try:
             with self.record.request():
                 answer = await super().generate(request)
         finally:
             _timer.reset(before)
-        ended_s = time.perf_counter()
-        first_s = (timer.first_token_s or ended_s) - timer.begun_s
-        self.record.ttfts_s.append(first_s)
-        if timer.first_tokens and len(answer.texts) == 1:
-            num_tokens = answer.usage.completion_tokens
-            self.record.arrivals.append(
-                Arrival(first_s, timer.first_tokens, ended_s - timer.begun_s, num_tokens)
-            )
+        self.record.ttfts_s.append((timer.first_token_s or time.perf_counter()) - begun_s)
         self.record.calls += [
             Asked(request.prompt, generated.text, generated.finish_reason == "stop")
             for generated in answer.texts
@@ -170,7 +157,6 @@ class TimedVLLM(sgl.VLLM):
             async for part in parts:
                 if timer is not None:
                     timer.first_token_s = timer.first_token_s or time.perf_counter()
-                    timer.first_tokens = timer.first_tokens or _num_tokens(part)
                 yield part
 
     async def _streamed(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +164,7 @@ class TimedVLLM(sgl.VLLM):
         body = {
             **body,
             "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "stream_options": {"include_usage": True},
             "stream_interval": REST_IN_ONE_PART,
         }
         joined = _Joined()
@@ -213,12 +199,6 @@ class TimedVLLM(sgl.VLLM):
                 number = int(digest[:HASH_DIGITS], 16)
                 ids[start : start + length] = [-2 - number] * length
         return ids
-
-
-def _num_tokens(part: Any) -> int:
-    """How many tokens the answer has with this part of its stream; 0 if the part does not say."""
-    usage = part.get("usage")
-    return usage["completion_tokens"] if usage else 0
 
 
 class _BusyTime:
@@ -337,7 +317,7 @@ class _Joined:
 @dataclass(frozen=True)
 class Run:
     """Programs that were run: texts (with what they return), scores and latencies in the items'
-    order, ttfts and arrivals in none.
+    order, ttfts in none.
 
     `scores` are empty if the programs have no right answer.
     """
@@ -350,7 +330,6 @@ class Run:
     wall_s: float
     client_cpu_s: float
     most_at_once: int
-    arrivals: tuple[Arrival, ...] = ()
 
 
 def run_programs(
@@ -413,7 +392,6 @@ def run_programs(
         wall_s=wall_s,
         client_cpu_s=client_cpu_s,
         most_at_once=record.most_at_once,
-        arrivals=tuple(record.arrivals),
     )
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any
 
-from benchmarks.ab.arrivals import Arrival, first_tokens
 from benchmarks.arms import percentile, ratio
 from sgl_vllm.server_process import Counters
 
@@ -69,12 +68,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Round:
-    """One arm's turn: its figures, what every program wrote, in the items' order, and when the
-    answers arrived that were streamed."""
+    """One arm's turn: its figures, and what every program wrote, in the items' order."""
 
     figures: Figures
     texts: tuple[str, ...]
-    arrivals: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,12 +190,6 @@ class Comparison:
             for item, texts in enumerate(zip(stock.texts, sgl.texts, strict=True)):
                 yield number, item, *texts
 
-    @property
-    def first_tokens(self) -> dict[str, Any] | None:
-        return first_tokens(
-            [one.arrivals for one in self.stock], [one.arrivals for one in self.sgl]
-        )
-
     def passes(self) -> dict[str, dict[str, Any]]:
         """Of each arm, its forward passes and the most that they should be; nothing if the output
         is free."""
@@ -230,7 +221,6 @@ class Comparison:
             },
             "ratio": self.ratios,
             "ratio_of_rounds": self.ratios_of_rounds,
-            "first_tokens": self.first_tokens,
             "same_output": self.same_output,
             "differences": [
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)

@@ -121,7 +121,7 @@ def take_turn(
         client_cpu_s=run.client_cpu_s,
         server_cpu_s=server_cpu_s or None,
     )
-    return Round(figures, run.texts, run.arrivals), run
+    return Round(figures, run.texts), run
 
 
 def _undecided_tokens(rounds: Sequence[Round]) -> int:

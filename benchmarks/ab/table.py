@@ -100,15 +100,6 @@ def _verdict(comparison: Comparison) -> Text:
         spread = f"{min(known):.3f} to {max(known):.3f}"
         shown.append(f"\nratio of programs/s, round by round: {spread}")
     shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
-    if (first := comparison.first_tokens) is not None:
-        stock, ours, ratio = first["arms"]["stock"], first["arms"]["sgl"], first["ratio"]
-        shown.append(
-            f"time to the first {first['tokens']} tokens, which the plugin sends at once: "
-            + "; ".join(
-                f"{key} {stock[key]:.3f} s, {ours[key]:.3f} s, {ratio[key]:.2f}" for key in ratio
-            )
-            + "\n"
-        )
     for arm, passes in comparison.passes().items():
         shown.append(
             f"{arm}: {passes['forward_passes']:,} forward passes, at most {passes['most']:,} "

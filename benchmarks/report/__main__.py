@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     for file in results.skipped:
         print(f"skipped: {file} is no result of benchmarks.ab", file=sys.stderr)
-    if not (arguments.html or arguments.markdown or arguments.readme):
+    if not (arguments.html or arguments.readme):
         print(tables.markdown(results), end="")
     return 0
 
@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Path, str]:
     """What is to be in which file; the page last."""
     outputs: dict[Path, str] = {}
-    if arguments.markdown:
-        outputs[arguments.markdown] = tables.markdown(results, "--markdown FILE")
     if arguments.readme:
         text = arguments.readme.read_text(encoding="utf-8")
         try:
@@ -63,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.report",
         description=__doc__.partition("\n\nOwns")[0] if __doc__ else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Without --html, --markdown and --readme the table is printed.",
+        epilog="Without --html and --readme the table is printed, as Markdown.",
     )
     parser.add_argument(
         "results",
@@ -73,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON of benchmarks.ab; of a folder, all *.json",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page, with plots")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table alone")
     parser.add_argument(
         "--readme",
         type=Path,

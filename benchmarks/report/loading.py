@@ -99,8 +99,6 @@ class Result:
     Attributes:
         variant: what tells it from the report's other results, "" if its workload does.
         spreads: by the names of the JSON's "ratio"; "throughput" is always there.
-        first_tokens: how many tokens the plugin's first messages have, if more than one, else 0.
-        spreads_of_first: of the times to that many tokens: "p50" and "p99".
         score: by arm; an arm that has none is not there.
         num_rounds: of each arm; 0 if the file does not say.
         quick: whether it was a look and no measurement.
@@ -116,8 +114,6 @@ class Result:
     concurrency: int | None
     arms: Mapping[str, Arm]
     spreads: Mapping[str, Spread]
-    first_tokens: int
-    spreads_of_first: Mapping[str, Spread]
     same_equal: int
     same_compared: int
     differences: tuple[Difference, ...]
@@ -223,7 +219,6 @@ def _content_of(file: Path) -> dict[str, Any]:
 
 def _result(content: dict[str, Any], file: Path) -> Result:
     arguments, workload, same = content["arguments"], content["workload"], content["same_output"]
-    first = content.get("first_tokens")
     arms = {arm: _arm(content["arms"][arm]) for arm in ARMS}
     switched = [f"without {part}" for part in arguments.get("off") or []]
     switched += [arguments["policy"]] if arguments.get("policy") else []
@@ -244,8 +239,6 @@ def _result(content: dict[str, Any], file: Path) -> Result:
         concurrency=arguments.get("concurrency") or (usual.concurrency if usual else None),
         arms=arms,
         spreads=spreads,
-        first_tokens=first["tokens"] if first else 0,
-        spreads_of_first=_spreads(first) if first else {},
         same_equal=same["equal"],
         same_compared=same["compared"],
         differences=tuple(Difference(**one) for one in content["differences"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.ab.table import ROWS
 from benchmarks.arms import ARMS
@@ -155,20 +155,11 @@ def _same_output(one: Result) -> Cell:
     return Cell(count(one.same_equal), f"of {count(one.same_compared)}", order=share)
 
 
-def _first_tokens(one: Result) -> Cell:
-    """The time to as many tokens as the plugin sends at first."""
-    cell = ratio_cell(one.spreads_of_first.get("p50"))
-    if cell == EMPTY:
-        return EMPTY
-    return replace(cell, note=f"to {one.first_tokens} tokens; {cell.note}".removesuffix("; "))
-
-
 COLUMNS = (
     Column("workload", True, lambda one: Cell(one.workload, one.variant)),
     Column("throughput", True, lambda one: ratio_cell(one.throughput)),
     Column("latency, p50", True, lambda one: ratio_cell(one.spreads.get("latency_p50"))),
     Column("first token, p50", False, lambda one: ratio_cell(one.spread_of("ttft_p50_s", -1))),
-    Column("first tokens, p50", False, _first_tokens),
     Column("first token, p99", True, lambda one: ratio_cell(one.spreads.get("ttft_p99"))),
     Column("forward passes", True, _passes),
     Column("prompt tokens computed", True, _computed),

@@ -271,45 +271,6 @@ _FORMATS: dict[str, Make] = {
 }
 
 
-# -- hints and other fields
-
-
-def _nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-VALUES: dict[str, list[Any]] = {
-    "null": [None],
-    "boolean": [True, False],
-    "number": [0, -1, 7, 1.5, 1e308, 1 << 63, 1 << 64, 1 << 70, 10**400, float("nan")],
-    "string": ["", "x", LONG, HALF_A_PAIR, "\0", "\u2028"],
-    "array": [[], [1], ["x", HALF_A_PAIR], _nested(400), [7] * 10_000],
-    "object": [{}, {"a": 1}, {"": None}, {"a": _nested(400)}],
-}
-"""Values of every type of JSON. (NaN is JavaScript's; Python's JSON reads it.)"""
-
-FIELDS = ("cache_salt", "request_id", "vllm_xargs", "priority", "prompt", "stop", "user")
-
-
-def hints() -> Iterator[Attack]:
-    """Every hint, and every field that the plugin reads, with values of every JSON type."""
-    for json_type, values in VALUES.items():
-        for value in values:
-            for hint in HINTS:
-                scored = {"prompt_logprobs": 0} if hint == "sgl_score_from" else {}
-                body = completion(vllm_xargs={hint: value}, **scored)
-                yield attack(f"{hint}: {json_type}", "completions", body)
-            for name in FIELDS:
-                yield attack(f"{name}: {json_type}", "completions", completion(**{name: value}))
-            yield attack(f"pin: {json_type}", "sgl/pin", {"prompt": "Hi", "cache_salt": value})
-            for path, listed in (("score", "continuations"), ("match", "candidates")):
-                body = {"prompt": value, listed: value, "cache_salt": value}
-                yield attack(f"{path}: {json_type}", f"sgl/{path}", body)
-
-
 # -- floods of the plugin's own routes
 
 

@@ -45,7 +45,6 @@ def phases(share: float, seed: int) -> list[Phase]:
     return [
         Phase("formats", [*hostile.formats(rng, some(500))], 4, may_fail=True),
         Phase("mixed, half cut off", [*hostile.mixed(rng, some(1000))], 8),
-        Phase("hints and fields", [*hostile.hints()], 4),
         Phase("unreadable bodies", [*hostile.unreadable()], 4),
         Phase("odd requests", [*odd_requests(rng, some(5000))], 24),
         Phase("pins", [*hostile.pins(rng, some(300))], 8),

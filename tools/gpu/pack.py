@@ -26,8 +26,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from email.parser import HeaderParser
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
@@ -89,8 +88,6 @@ def main() -> None:
     wanted = [f"vllm=={arguments.vllm}", *needed(PINS.read_text(), image)]
     step(f"downloading {len(wanted)} wheels for Python {arguments.python} into {downloads}")
     wheels = download(wanted, downloads, arguments.python)
-    for line in unmet(wheels, image, arguments.python):
-        step(f"  not carried: {line}")
     attention = f"vllm/vllm_flash_attn/_vllm_fa{arguments.flash_attention}_C.abi3.so"
 
     def is_kept(name: str) -> bool:
@@ -150,29 +147,6 @@ def download(wanted: Sequence[str], folder: Path, python: str) -> list[Path]:
     if missing := sorted(set(required) - set(found)):
         raise SystemExit(f"pack: pip left out {', '.join(missing)}: see {folder}")
     return list(found.values())
-
-
-def unmet(wheels: Iterable[Path], image: Image, python: str) -> Iterator[str]:
-    """What the wheels ask for that is neither packed nor, by its list, in the image."""
-    names = {wheel: parse_wheel_filename(wheel.name) for wheel in wheels}
-    packed = {wheel: (str(name), str(version)) for wheel, (name, version, *_) in names.items()}
-    there = {**image, **dict(packed.values())}
-    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-    for wheel, (name, _) in packed.items():
-        for required in map(Requirement, requirements_of(wheel)):
-            if required.marker and not required.marker.evaluate(environment):
-                continue
-            version = there.get(canonicalize_name(required.name))
-            if version is None:
-                yield f"{required} (for {name})"
-            elif version and not required.specifier.contains(version, prereleases=True):
-                yield f"{required} (for {name}); {version} is there"
-
-
-def requirements_of(wheel: Path) -> list[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        return HeaderParser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
 
 
 # -- one archive, cut into pieces

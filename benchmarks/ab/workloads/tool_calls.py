@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import sgl_vllm as sgl
@@ -24,90 +25,8 @@ MAX_MODEL_LEN = 2048
 Json = dict[str, Any]
 
 
-def text(max_length: int) -> Json:
-    return {"type": "string", "maxLength": max_length}
-
-
-def one_of(*values: str) -> Json:
-    return {"type": "string", "enum": [*values]}
-
-
-def function(name: str, description: str, /, **parameters: Json) -> Json:
-    """A tool whose parameters are all required, as `strict` ones of OpenAI's are."""
-    schema = {
-        "type": "object",
-        "properties": parameters,
-        "required": [*parameters],
-        "additionalProperties": False,
-    }
-    made = {"name": name, "description": description, "strict": True, "parameters": schema}
-    return {"type": "function", "function": made}
-
-
-INTEGER = {"type": "integer"}
-BOOLEAN = {"type": "boolean"}
-TOOLS = (
-    function(
-        "get_weather_forecast",
-        "The weather of the next days.",
-        city=text(20),
-        country_code=one_of("DE", "FR", "GB", "JP", "US"),
-        number_of_days=INTEGER,
-        temperature_unit=one_of("celsius", "fahrenheit"),
-    ),
-    function(
-        "search_documents",
-        "Documents that match a query.",
-        query=text(30),
-        document_type=one_of("any", "report", "presentation", "spreadsheet"),
-        maximum_number_of_results=INTEGER,
-        include_archived_documents=BOOLEAN,
-    ),
-    function(
-        "create_calendar_event",
-        "Adds an event to the calendar.",
-        title=text(24),
-        start_time={
-            "type": "object",
-            "properties": {"hour": INTEGER, "minute": INTEGER},
-            "required": ["hour", "minute"],
-            "additionalProperties": False,
-        },
-        duration_in_minutes=INTEGER,
-        send_invitations=BOOLEAN,
-        visibility=one_of("default", "private", "public"),
-    ),
-    function(
-        "convert_currency",
-        "An amount of money in another currency.",
-        amount=INTEGER,
-        from_currency=one_of("EUR", "GBP", "JPY", "USD"),
-        to_currency=one_of("EUR", "GBP", "JPY", "USD"),
-    ),
-    function(
-        "update_ticket",
-        "Changes a ticket of the support team.",
-        ticket_number=INTEGER,
-        new_status=one_of("open", "in_progress", "waiting_for_customer", "resolved"),
-        priority=one_of("low", "normal", "high", "urgent"),
-        labels={
-            "type": "array",
-            "items": one_of("billing", "bug", "feature_request", "security"),
-            "minItems": 1,
-            "maxItems": 3,
-        },
-        notify_the_customer=BOOLEAN,
-    ),
-    function(
-        "book_train_ticket",
-        "Reserves seats in a train.",
-        departure_station=text(16),
-        arrival_station=text(16),
-        number_of_passengers=INTEGER,
-        travel_class=one_of("first_class", "second_class"),
-        is_refundable=BOOLEAN,
-    ),
-)
+# All parameters are required, as `strict` functions of OpenAI's have them.
+TOOLS: list[Json] = json.loads(Path(__file__).with_name("tools.json").read_text())
 
 
 @sgl.function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -22,14 +22,13 @@ def install(script: Callable[[str], ModuleType]) -> ModuleType:
     return script("install")
 
 
-def wheel(folder: Path, name: str, files: dict[str, bytes], requires: Sequence[str] = ()) -> Path:
+def wheel(folder: Path, name: str, files: dict[str, bytes]) -> Path:
     """`name` is `NAME-VERSION`."""
     file = folder / f"{name}-py3-none-any.whl"
-    lines = [f"Requires-Dist: {one}" for one in requires]
     with zipfile.ZipFile(file, "w") as archive:
         for path, content in files.items():
             archive.writestr(path, content)
-        archive.writestr(f"{name}.dist-info/METADATA", "\n".join(["Name: x", *lines, "", "Text"]))
+        archive.writestr(f"{name}.dist-info/METADATA", "Name: x")
     return file
 
 
@@ -132,17 +131,3 @@ def test_only_what_the_image_has_not_is_carried(pack: ModuleType) -> None:
     image = pack.image_of("# a comment\ntorch==2.11.0\nhuggingface-hub  # any\n")
     pins = "huggingface_hub==2.4.0\nmypy==2.0\nopenai==3.0  # a comment\n# nothing\n"
     assert pack.needed(pins, image) == ["openai==3.0", *pack.ALSO_NEEDED]
-
-
-def test_what_is_asked_for_and_neither_packed_nor_there_is_named(
-    pack: ModuleType, tmp_path: Path
-) -> None:
-    requires = [
-        "numpy>=2", "torch==2.13.0", "b>=2", "c", 'd; extra == "x"', 'e; python_version < "3.12"',
-    ]  # fmt: skip
-    wheels = [wheel(tmp_path, "a-1", {}, requires), wheel(tmp_path, "b-2.1", {})]
-    image = pack.image_of("torch==2.11.0\nnumpy\n")
-    assert list(pack.unmet(wheels, image, "3.12")) == [
-        "torch==2.13.0 (for a); 2.11.0 is there",
-        "c (for a)",
-    ]
