@@ -224,22 +224,10 @@ def with_scores(order: str, matches: list[int]) -> WaitingQueue[int]:
 MATCHES = st.lists(st.integers(0, 100), max_size=30)
 
 
-@given(MATCHES)
-def test_fcfs_is_the_order_of_arrival(matches):
-    assert with_scores("fcfs", matches).order() == list(range(len(matches)))
-
-
 @given(MATCHES, st.sampled_from(sorted(CACHE_AWARE)))
 def test_cache_aware_orders_are_fcfs_while_all_requests_fit_into_the_cache(matches, order):
     queue = with_scores(order, matches)
     assert queue.order(room_tokens=100 * len(matches)) == list(range(len(matches)))
-
-
-@given(MATCHES, st.sampled_from(sorted(ORDERS)))
-def test_asking_for_the_order_twice_does_not_change_it(matches, order):
-    queue = with_scores(order, matches)
-    assert queue.order() == queue.order()
-    assert queue.by_arrival() == list(range(len(matches)))
 
 
 @given(st.integers(0, 8), st.integers(1, 3), st.sampled_from(sorted(ORDERS)))

@@ -41,6 +41,8 @@ WISHES = st.lists(st.tuples(st.sampled_from("aaab"), st.integers(0, 500)), max_s
 
 @given(st.integers(1, 300), WISHES, st.integers(0, 100))
 def test_of_two_tenants_that_always_wait_neither_gets_far_ahead(quantum, wishes, num_before):
+    """While no request computes more than the largest debt."""
+    wishes = [(name, min(num, MAX_DEBT_QUANTA * quantum)) for name, num in wishes]
     fairness = DeficitCounters(quantum)
     serve(fairness, wishes[:num_before])  # any history
     served = serve(fairness, wishes[num_before:])
@@ -65,23 +67,6 @@ def test_the_waiting_tenants_never_all_go_last(quantum, steps):
         assert fairness.without_credit(waiting) == last
 
 
-def test_asking_which_tenants_go_last_gives_none_of_them_credit():
-    fairness = DeficitCounters(100)
-    fairness.charge("a", 100)
-    for _ in range(2):
-        assert fairness.without_credit({"a"}) == {"a"}
-    fairness.refill_if_due({"a"})
-    assert fairness.without_credit({"a"}) == set()
-
-
-def test_a_tenant_that_waits_alone_never_goes_last_and_runs_up_no_debt():
-    fairness = DeficitCounters(100)
-    for _ in range(50):
-        fairness.charge("a", 70)
-        assert last_of(fairness, {"a"}) == set()
-    assert serve(fairness, [("a", 10), ("b", 10)] * 100)["a"] >= 950
-
-
 def test_an_absent_tenant_keeps_its_debt_until_others_have_paid_off_as_much():
     fairness = DeficitCounters(100)
     fairness.charge("a", 350)  # 250 more than its credit
@@ -100,15 +85,6 @@ def test_an_absent_tenant_does_not_save_up():
         fairness.charge("a", 100)
         fairness.refill_if_due({"a"})
     assert serve(fairness, [("b", 10)] * 40) == {"b": 200, "a": 200}
-
-
-def test_a_tenant_without_requests_and_debt_is_forgotten():
-    fairness = DeficitCounters(100)
-    for number in range(1000):
-        fairness.charge(str(number), 10)
-    fairness.charge("a", 100)
-    fairness.refill_if_due({"a"})
-    assert fairness._credit.keys() == {"a"}
 
 
 def test_of_too_many_absent_tenants_those_with_the_largest_debts_are_remembered(monkeypatch):
@@ -185,17 +161,6 @@ def test_debts_are_bounded():
         fairness.charge("a", 100)
         assert last_of(fairness, {"a", "b"}) <= {"a"}, "b has credit, and cannot be admitted"
     assert serve(fairness, [("a", 10)] * 1000)["b"] <= 5000 + (MAX_DEBT_QUANTA + 2) * 100
-
-
-def test_cached_tokens_cost_no_credit():
-    loop = Loop(quantum=200, per_step=1)
-    for _ in range(500):
-        loop.send("repeats itself", 100, num_cached=90)
-        loop.send("does not", 100)
-    for _ in range(400):
-        loop.step()
-    assert abs(loop.served["repeats itself"] - loop.served["does not"]) <= 2 * (200 + 100)
-    assert len(loop.waits["repeats itself"]) > 5 * len(loop.waits["does not"])
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,6 +1,9 @@
 """The order of admission, and its bound on overtaking."""
 
+from typing import Any
 from weakref import WeakSet
+
+import pytest
 
 from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.scheduler.orders import depth_first_places
@@ -18,38 +21,83 @@ def queue_of(order: str = "lpm", *matched: int, bound: Bound = LOOSE) -> Waiting
     return queue
 
 
-def test_the_longest_prefix_goes_first():
-    assert queue_of("lpm", 0, 50, 10).order() == ["b", "c", "a"]
+FORK = {"fork_group": "fork"}
+FIRST = {"is_readmission": True}
+# By name: how each request is added, and how much of its 100 tokens is cached.
+WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
+    "the longest prefix goes first": ("lpm", {"a": ({}, 0), "b": ({}, 50), "c": ({}, 10)}, "bca"),
+    "fcfs ignores the cache": ("fcfs", {"a": ({}, 0), "b": ({}, 50), "c": ({}, 10)}, "abc"),
+    "an important request goes before a longer prefix": (
+        "lpm",
+        {"a": ({}, 0), "b": ({}, 50), "c": ({"priority": -1}, 0)},
+        "cba",
+    ),
+    "preempted requests go first, the last one in front": (
+        "lpm",
+        {"a": ({}, 0), "b": ({}, 50), "p": (FIRST, 0), "q": (FIRST, 0)},
+        "qpba",
+    ),
+    "a fork group stands together at its best place": (
+        "lpm",
+        {"a": ({}, 10), "b": ({}, 30), "x": (FORK, 0), "y": (FORK, 20)},
+        "bxya",
+    ),
+    "a preempted request does not pull its fork group to the front": (
+        "fcfs",
+        {"a": ({}, 0), "x": (FORK, 0), "y": (FORK, 0), "p": (FORK | FIRST, 0)},
+        "paxy",
+    ),
+    "programs with the least to compute go first": (
+        "program",
+        {
+            name: ({"num_remaining": n}, 0)
+            for name, n in zip("abcd", (9000, 40, 0, 600), strict=True)
+        },
+        "cbda",
+    ),
+    "of those with about as much, the longest prefix": (
+        "program",
+        {
+            "a": ({"num_remaining": 520}, 60),
+            "b": ({"num_remaining": 1_000}, 70),
+            "c": ({"num_remaining": 1_100}, 90),
+        },
+        "bac",
+    ),
+    "programs of which less than half is cached come after the others": (
+        "program",
+        {
+            "a": ({"num_remaining": 10}, 49),
+            "b": ({"num_remaining": 9_000}, 50),
+            "c": ({"num_remaining": 20}, 0),
+        },
+        "bac",
+    ),
+    "a fork group has the place of its program with the least to compute": (
+        "program",
+        {
+            "a": ({"num_remaining": 500}, 0),
+            "b": (FORK | {"num_remaining": 9_000}, 0),
+            "c": (FORK | {"num_remaining": 20}, 0),
+        },
+        "bca",
+    ),
+}
 
 
-def test_of_programs_those_with_the_least_to_compute_go_first():
-    queue = queue_of("program")
-    for name, num_remaining in (("a", 9_000), ("b", 40), ("c", 0), ("d", 600)):
-        queue.add(name, 100, num_remaining=num_remaining)
-    assert queue.order(room_tokens=1_000) == ["c", "b", "d", "a"]
-
-
-def test_of_programs_that_have_about_as_much_to_compute_the_longest_prefix_goes_first():
-    queue = queue_of("program")
-    for name, num_remaining, num_cached in (("a", 520, 60), ("b", 1_000, 70), ("c", 1_100, 90)):
-        queue.add(name, 100, num_remaining=num_remaining)
+@pytest.mark.parametrize(("order", "requests", "expected"), WAITING.values(), ids=WAITING)
+def test_the_order_of_admission(order, requests, expected):
+    queue = queue_of(order)
+    for name, (added, num_cached) in requests.items():
+        queue.add(name, 100, **added)
         queue.score(name, Match(num_cached, None))
-    assert queue.order() == ["b", "a", "c"]
+    assert "".join(queue.order()) == expected
 
 
-def test_programs_of_which_less_than_half_is_cached_come_after_the_others():
-    queue = queue_of("program")
-    for name, num_remaining, num_cached in (("a", 10, 49), ("b", 9_000, 50), ("c", 20, 0)):
-        queue.add(name, 100, num_remaining=num_remaining)
-        queue.score(name, Match(num_cached, None))
-    assert queue.order() == ["b", "a", "c"]
-
-
-def test_a_fork_group_has_the_place_of_the_program_with_the_least_to_compute():
-    queue = queue_of("program")
-    for name, num_remaining, group in (("a", 500, None), ("b", 9_000, "f"), ("c", 20, "f")):
-        queue.add(name, 100, num_remaining=num_remaining, fork_group=group)
-    assert queue.order() == ["b", "c", "a"]
+def test_a_random_order_is_neither_that_of_arrival_nor_that_of_the_cache():
+    order = queue_of("random", *range(8)).order()
+    assert sorted(order) == list("abcdefgh") != order
+    assert queue_of("random", *range(7, -1, -1)).order() == order
 
 
 def test_requests_with_the_same_next_tokens_stand_together_at_the_place_of_the_first():
@@ -59,12 +107,17 @@ def test_requests_with_the_same_next_tokens_stand_together_at_the_place_of_the_f
     assert queue.order() == ["a", "c", "b", "d"]
 
 
-def test_a_fork_group_stands_together_at_its_best_place():
-    queue = queue_of("lpm", 10, 30)
-    queue.add("x", 100, fork_group="fork")
-    queue.add("y", 100, fork_group="fork")
-    queue.score("y", Match(20, None))
-    assert queue.order() == ["b", "x", "y", "a"]
+def test_requests_of_tenants_that_had_their_share_and_those_that_are_not_overdue_go_last():
+    queue: WaitingQueue[str] = WaitingQueue(
+        "lpm", Bound(1000, 1.0, 10**9, max_wait_s=10.0), window=100
+    )
+    for name, tenant in (("a", "greedy"), ("b", "modest"), ("c", "greedy")):
+        queue.add(name, 100, tenant=tenant, arrival_s=ord(name) - ord("a"))
+    queue.score("b", Match(50, None))
+    assert queue.order(now_s=9.9) == ["b", "a", "c"]
+    assert queue.order(now_s=10.0) == ["a", "b", "c"]
+    assert queue.order(now_s=10.0, last_tenants={"greedy"}) == ["b", "a", "c"]
+    assert set(queue.tenants) == {"greedy", "modest"}
 
 
 def test_a_fork_group_keeps_its_place_while_one_of_its_requests_waits():
@@ -80,32 +133,6 @@ def test_a_fork_group_keeps_its_place_while_one_of_its_requests_waits():
     queue.add("g", 100)
     queue.add("h", 100, fork_group=1)
     assert queue.order() == ["g", "h"], "the place is gone once all have been admitted"
-
-
-def test_a_request_that_has_waited_long_goes_first():
-    bound = Bound(1000, 1.0, 10**9, max_wait_s=10.0)
-    queue: WaitingQueue[str] = WaitingQueue("lpm", bound, window=100)
-    queue.add("old", 100, arrival_s=0.0)
-    queue.add("new", 100, arrival_s=9.0)
-    queue.score("new", Match(50, None))
-    assert queue.order(now_s=9.9) == ["new", "old"]
-    assert queue.order(now_s=10.0) == ["old", "new"]
-
-
-def test_preempted_requests_go_first_the_last_one_in_front():
-    queue = queue_of("lpm", 0, 50)
-    queue.add("p", 100, is_readmission=True)
-    queue.add("q", 100, is_readmission=True)
-    assert queue.order() == ["q", "p", "b", "a"]
-
-
-def test_a_preempted_request_does_not_pull_its_fork_group_to_the_front():
-    for order in ("fcfs", "lpm"):
-        queue = queue_of(order, 0)
-        for name in ("x", "y"):
-            queue.add(name, 100, fork_group="fork")
-        queue.add("preempted", 100, fork_group="fork", is_readmission=True)
-        assert queue.order() == ["preempted", "a", "x", "y"], order
 
 
 def test_requests_without_known_next_tokens_are_alone():
@@ -133,42 +160,6 @@ def test_an_empty_queue_keeps_no_request_alive():
     assert not alive
 
 
-def test_an_important_request_goes_before_a_longer_prefix():
-    queue = queue_of("lpm", 0, 50)
-    queue.add("important", 100, priority=-1)
-    assert queue.order() == ["important", "b", "a"]
-
-
-def test_tenants_that_have_had_their_share_go_last():
-    queue: WaitingQueue[str] = WaitingQueue("lpm", LOOSE, window=100)
-    for name, tenant in (("a", "greedy"), ("b", "modest"), ("c", "greedy")):
-        queue.add(name, 100, tenant=tenant)
-    assert queue.order(last_tenants={"greedy"}) == ["b", "a", "c"]
-    assert set(queue.tenants) == {"greedy", "modest"}
-
-
-def test_a_request_that_is_put_back_keeps_its_place():
-    queue = queue_of("lpm", 7, 7, 7)
-    queue.pop("a")
-    assert queue.order() == ["b", "c"]
-    assert queue.put_back("a")
-    assert queue.order() == ["a", "b", "c"]
-    assert not queue.put_back("unknown")
-
-
-def test_fcfs_and_random_ignore_the_cache():
-    assert queue_of("fcfs", 0, 50, 10).order() == ["a", "b", "c"]
-    orders = {
-        tuple(queue_of("random", *matched).order()) for matched in ((0, 9, 1, 2), (9, 0, 3, 4))
-    }
-    assert len(orders) == 1
-
-
-def test_a_random_order_is_not_that_of_arrival():
-    order = queue_of("random", *range(8)).order()
-    assert sorted(order) == list("abcdefgh") != order
-
-
 def test_requests_beyond_the_window_go_in_order_of_arrival():
     queue: WaitingQueue[int] = WaitingQueue("lpm", LOOSE, window=3)
     for number in range(200):
@@ -186,14 +177,6 @@ def test_depth_first_goes_to_the_branch_with_most_requests_and_stays_there():
     assert depth_first_places(nodes).tolist().index(min(depth_first_places(nodes))) == 2
     in_order = [nodes[i] for i in depth_first_places(nodes).argsort(kind="stable")]
     assert in_order == [below, heavy, heavy, light, None]
-
-
-def test_a_request_added_twice_waits_once_at_the_end():
-    queue = queue_of("fcfs", 0, 0)
-    queue.add("a", 100)
-    assert queue.order() == ["b", "a"]
-    queue.discard("a")
-    assert queue.order() == queue.by_arrival() == ["b"]
 
 
 def test_the_table_shrinks_after_a_burst():

@@ -14,18 +14,8 @@ from sgl_vllm.fsm.vllm.limits import CompilationLimitError, CompilersBusyError
 from sgl_vllm.scheduler.refusals import Refusals
 
 
-def with_format(grammar: object, request_id: str = "r") -> Any:
-    return SimpleNamespace(
-        request_id=request_id,
-        sampling_params=SamplingParams(),
-        structured_output_request=SimpleNamespace(grammar=grammar),
-    )
-
-
-def without_format() -> Any:
-    return SimpleNamespace(
-        request_id="r", sampling_params=SamplingParams(), structured_output_request=None
-    )
+def with_format(grammar: object) -> Any:
+    return SimpleNamespace(grammar=grammar)
 
 
 def running(refusal: str | None) -> SglGrammar:
@@ -34,44 +24,33 @@ def running(refusal: str | None) -> SglGrammar:
     return grammar
 
 
-def reason(request: Any, finish: FinishReason = FinishReason.ERROR) -> object:
-    """What the last output of `request` says, after one that does not end it."""
+@pytest.mark.parametrize(
+    ("structured", "finish", "reason"),
+    [
+        pytest.param(with_format(ValueError("large")), FinishReason.ERROR, "large", id="invalid"),
+        pytest.param(
+            with_format(CompilationLimitError("large")), FinishReason.ERROR, "large", id="limit"
+        ),
+        pytest.param(with_format(running("large")), FinishReason.ERROR, "large", id="limit later"),
+        pytest.param(with_format(CompilersBusyError("busy")), FinishReason.ERROR, None, id="busy"),
+        pytest.param(with_format(KeyError("a bug")), FinishReason.ERROR, None, id="our error"),
+        pytest.param(with_format(running(None)), FinishReason.ERROR, None, id="our error later"),
+        pytest.param(with_format(object()), FinishReason.ERROR, None, id="another backend"),
+        pytest.param(with_format(running("large")), FinishReason.ABORT, None, id="aborted"),
+        pytest.param(None, FinishReason.ERROR, None, id="no format"),
+        pytest.param(with_format(running(None)), FinishReason.STOP, 7, id="ends well"),
+    ],
+)
+def test_only_what_is_the_formats_fault_is_told_in_the_last_output(structured, finish, reason):
+    request: Any = SimpleNamespace(
+        request_id="r", sampling_params=SamplingParams(), structured_output_request=structured
+    )
     refusals = Refusals()
     refusals.expect(request)
     step = EngineCoreOutput("r", [1])
     refusals.after_update([step], {"r": request})
     assert step.stop_reason is None
-    last = EngineCoreOutput("r", [], finish_reason=finish)
+    stop_token = 7 if finish == FinishReason.STOP else None
+    last = EngineCoreOutput("r", [], finish_reason=finish, stop_reason=stop_token)
     refusals.after_update([last], {})
-    return last.stop_reason
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [ValueError("too large"), CompilationLimitError("too large"), running("too large")],
-    ids=["invalid", "beyond a limit", "beyond a limit later"],
-)
-def test_a_refused_request_says_why(grammar) -> None:
-    assert reason(with_format(grammar)) == "too large"
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [CompilersBusyError("others take too long"), KeyError("a bug"), running(None), object()],
-    ids=["busy", "an error of ours", "an error of ours later", "another backend's grammar"],
-)
-def test_what_is_not_the_formats_fault_is_no_refusal(grammar) -> None:
-    assert reason(with_format(grammar)) is None
-
-
-def test_only_errors_of_requests_with_a_format_get_a_reason() -> None:
-    assert reason(without_format()) is None
-    assert reason(with_format(running("too large")), FinishReason.ABORT) is None
-
-
-def test_the_stop_token_of_a_request_that_ends_well_stays() -> None:
-    refusals = Refusals()
-    refusals.expect(with_format(running(None)))
-    last = EngineCoreOutput("r", [7], finish_reason=FinishReason.STOP, stop_reason=7)
-    refusals.after_update([last], {})
-    assert last.stop_reason == 7
+    assert last.stop_reason == reason
