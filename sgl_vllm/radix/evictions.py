@@ -24,58 +24,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from sgl_vllm.radix.node import Namespace, Node
+from sgl_vllm.radix.node import RUN_BYTES, EvictedRun, Namespace, Node, Reason, Runs
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
-
-RUN_BYTES = 500
-"""Host memory of a run beside its tokens, about."""
-
-
-Reason = Literal["evicted", "expired", "flushed"]
-"""Why tokens have left the tree: to make room, unused for too long, or when it was emptied."""
-
 
 MAX_MERGED_TOKENS = 4096
 """A run that has as many tokens is not extended any more: each time copies them."""
-
-
-class EvictedRun:
-    """Tokens that were cached one after another, and evicted together or from their end on.
-
-    Attributes:
-        tokens: what was evicted.
-        reason, evicted_at: why, and when on the tree's clock the first of them were.
-        evicted: what continues the run or a part of it.
-        holder: the runs that it is one of, under `key`.
-    """
-
-    __slots__ = ("evicted", "evicted_at", "holder", "key", "reason", "tokens")
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        reason: Reason,
-        evicted_at: float,
-        evicted: Runs | None,
-        holder: Runs,
-        key: tuple[int, Tokens],
-    ) -> None:
-        self.tokens = tokens
-        self.reason = reason
-        self.evicted_at = evicted_at
-        self.evicted = evicted
-        self.holder = holder
-        self.key = key
-
-    @property
-    def num_bytes(self) -> int:
-        return RUN_BYTES + len(self.tokens)
-
-
-Runs = dict[tuple[int, Tokens], EvictedRun]
-"""By position in the sequence and first token."""
 
 
 class EvictedPart(NamedTuple):

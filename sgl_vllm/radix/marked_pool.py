@@ -15,6 +15,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.request_record import RequestRecord
+from sgl_vllm.radix.tree import RadixTree
 
 _MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
 """The hash of a block that is in the tree and that vLLM has not hashed. Never a key of the hash
@@ -28,6 +29,11 @@ def _is_marked(block: KVCacheBlock) -> bool:
 class MarkedBlockPool(BlockPool):
     """Added to a live pool by `RadixBlockPool.adopt`."""
 
+    tree: RadixTree
+    """Empty while it is off."""
+    is_off: bool
+    off_reason: str
+    """Why the tree is off, for people; empty while it is on."""
     groups: Groups
     hash_blocks: bool
     """Whether vLLM's block hashes and its map of them are kept too."""

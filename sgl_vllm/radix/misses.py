@@ -27,8 +27,8 @@ from typing import Any, Literal, NamedTuple, get_args  # Any: JSON
 from sgl_vllm.counters import counter
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.request_ids import is_of_client
-from sgl_vllm.radix.evictions import Runs, evicted_parts
-from sgl_vllm.radix.node import Match
+from sgl_vllm.radix.evictions import evicted_parts
+from sgl_vllm.radix.node import Match, Runs
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, unpack
 from sgl_vllm.radix.tree import RadixTree
 

@@ -6,19 +6,23 @@ Changes nothing: only `tree.py` and `components/` change nodes. Pure: no vLLM, n
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
-
-if TYPE_CHECKING:
-    from sgl_vllm.radix.evictions import Runs
 
 Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
 
 
 ENDED_S = 1e9
-"""By so much, a node that counts as never used was used earlier than it was."""
+"""Offset that makes nodes which count as never used sort before all others."""
+
+RUN_BYTES = 500
+"""Host memory of a run beside its tokens, about."""
+
+Reason = Literal["evicted", "expired", "flushed"]
+"""Why tokens have left the tree: to make room, unused for too long, or when it was emptied."""
 
 
 class Context(Protocol):
@@ -29,10 +33,38 @@ class Context(Protocol):
     def move_to(self, leaf: Node) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class EvictedRun:
+    """Tokens that were cached one after another, and evicted together or from their end on.
+
+    Attributes:
+        tokens: what was evicted.
+        reason, evicted_at: why, and when on the tree's clock the first of them were.
+        evicted: what continues the run or a part of it.
+        holder: the runs that it is one of, under `key`.
+    """
+
+    tokens: Tokens
+    reason: Reason
+    evicted_at: float
+    evicted: Runs | None
+    holder: Runs
+    key: tuple[int, Tokens]
+
+    @property
+    def num_bytes(self) -> int:
+        return RUN_BYTES + len(self.tokens)
+
+
+Runs = dict[tuple[int, Tokens], EvictedRun]
+"""By position in the sequence and first token."""
+
+
 _NO_STATES: dict[int, tuple[int, ...]] = {}
 """The states of roots, and of every node of a tree without recurrent groups. Stays empty."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """A run of tokens, `[start, end)` of every cached sequence that passes through it.
 
@@ -55,45 +87,23 @@ class Node:
         context: what is known above of the last request that ended here.
     """
 
-    __slots__ = (
-        "block_ids",
-        "children",
-        "context",
-        "end",
-        "evicted",
-        "last_used",
-        "num_hits",
-        "parent",
-        "priority",
-        "serial",
-        "start",
-        "states",
-        "tokens",
-        "windows",
-    )
+    parent: Node | None
+    start: int
+    tokens: Tokens
+    block_ids: list[int]
+    priority: int
+    end: int = field(init=False)
+    windows: tuple[list[int], ...] = ()
+    states: dict[int, tuple[int, ...]] = field(default_factory=lambda: _NO_STATES)
+    evicted: Runs | None = None
+    children: dict[Tokens, Node] = field(default_factory=dict)
+    serial: int = 0
+    num_hits: int = 0
+    last_used: float = 0.0
+    context: Context | None = None
 
-    def __init__(
-        self,
-        parent: Node | None,
-        start: int,
-        tokens: Tokens,
-        block_ids: list[int],
-        priority: int,
-    ) -> None:
-        self.parent = parent
-        self.start = start
-        self.end = start + len(tokens) // TOKEN_BYTES
-        self.tokens = tokens
-        self.block_ids = block_ids
-        self.windows: tuple[list[int], ...] = ()
-        self.states = _NO_STATES
-        self.evicted: Runs | None = None
-        self.children: dict[Tokens, Node] = {}
-        self.serial = 0
-        self.num_hits = 0
-        self.last_used = 0.0
-        self.priority = priority
-        self.context: Context | None = None
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.tokens) // TOKEN_BYTES
 
     def count_as_never_used(self) -> None:
         """Every policy evicts it before nodes that count, the longest unused first."""

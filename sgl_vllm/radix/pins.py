@@ -19,7 +19,7 @@ from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-    from sgl_vllm.radix.pool import RadixBlockPool
+    from sgl_vllm.radix.marked_pool import MarkedBlockPool
     from sgl_vllm.radix.tree import RadixTree
 
 
@@ -61,7 +61,7 @@ class Pins:
         max_pins: at most this many pins at a time.
     """
 
-    def __init__(self, pool: RadixBlockPool, max_blocks: int, max_pins: int) -> None:
+    def __init__(self, pool: MarkedBlockPool, max_blocks: int, max_pins: int) -> None:
         self.max_blocks = max_blocks
         self.max_pins = max_pins
         self._pool = pool

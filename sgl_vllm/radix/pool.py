@@ -67,11 +67,6 @@ class _Scheduled(NamedTuple):
 class RadixBlockPool(MarkedBlockPool):
     """Added to a live pool by `adopt`."""
 
-    tree: RadixTree
-    """Empty while it is off."""
-    is_off: bool
-    off_reason: str
-    """Why the tree is off, for people; empty while it is on."""
     records: RequestRecords
     pins: Pins
     counters: EvictionCounters

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.block_table import BlockTable
@@ -86,10 +86,6 @@ def test_it_is_found_by_the_name_that_it_gives(registered: None) -> None:
     assert AttentionBackendEnum[PrefixGroupedBackend.get_name()].get_class() is PrefixGroupedBackend
     assert PrefixGroupedBackend.get_impl_cls() is PrefixGroupedImpl
     assert PrefixGroupedBackend.get_builder_cls() is PrefixGroupedBuilder
-
-
-def test_it_asks_for_no_full_graphs() -> None:
-    assert PrefixGroupedBuilder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
 
 
 # -- which attention is called

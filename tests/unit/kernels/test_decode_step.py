@@ -94,15 +94,6 @@ def test_a_plan_of_another_batch_is_not_kept(change: str) -> None:
     assert second.kv_tokens_read_ungrouped == lengths.sum()
 
 
-def test_what_the_caller_changes_later_is_seen() -> None:
-    planner = Planner(SHAPE, EAGER)
-    table, lengths = batch()
-    first = planner.plan(table, lengths)
-    table[:, 0] += 1
-    lengths += 1
-    assert planner.plan(table, lengths) is not first
-
-
 def test_no_plan_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(decode_step, "make_plan", lambda *given: calls.append(given))

@@ -52,18 +52,6 @@ def check(
     assert torch.equal(bits(caches), bits(expected))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_vllm(layout: str) -> None:
-    check(layers(layout), [(0, 3, 3), (1, 2, 1)])
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8]
-)
-def test_every_type(dtype: torch.dtype) -> None:
-    check(layers(dtype=dtype), [(4, 0, 2)])
-
-
 @pytest.mark.parametrize("num_slots", range(5))
 def test_from_no_slot_to_the_whole_block(num_slots: int) -> None:
     caches = layers()
@@ -73,11 +61,6 @@ def test_from_no_slot_to_the_whole_block(num_slots: int) -> None:
         assert torch.equal(bits([cache[4, :, :num_slots]]), bits([old[1, :, :num_slots]]))
         assert torch.equal(bits([cache[4, :, num_slots:]]), bits([old[4, :, num_slots:]]))
         assert torch.equal(bits([cache[:4]]), bits([old[:4]]))
-
-
-def test_one_block_into_several_and_no_copies() -> None:
-    check(layers(), [(2, 0, 1), (2, 1, 3), (2, 4, 4)])
-    check(layers(), [])
 
 
 def test_keys_and_values_apart() -> None:
@@ -104,7 +87,7 @@ def test_content_that_no_vector_fits() -> None:
     check(layers(content=7), [(0, 3, 3)])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_copies(seed: int) -> None:
     choose = random.Random(seed)
     num_blocks, slots = choose.randrange(4, 20), choose.choice([1, 3, 16, 48])
@@ -115,7 +98,7 @@ def test_random_copies(seed: int) -> None:
         num_heads=choose.randrange(1, 5),
         slots=slots,
         content=choose.choice([8, 24, 32, 80]),
-        dtype=choose.choice([torch.bfloat16, torch.float32, torch.float8_e4m3fn]),
+        dtype=choose.choice([torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8]),
     )
     order = choose.sample(range(num_blocks), num_blocks)
     sources, destinations = order[: num_blocks // 2], order[num_blocks // 2 :]
@@ -126,12 +109,6 @@ def test_random_copies(seed: int) -> None:
             for destination in destinations
         ],
     )
-
-
-def test_bytes_are_those_of_the_slots() -> None:
-    copier = SlotCopier(layers(num_layers=3, num_heads=2, content=16))
-    assert copier.slot_bytes == 3 * 2 * 16 * 2
-    assert copier.least_bytes(5) == 2 * 5 * copier.slot_bytes
 
 
 @pytest.mark.parametrize(
@@ -181,8 +158,3 @@ def test_copies_that_cannot_be_are_refused(copies: list[list[int]], message: str
     with pytest.raises(ValueError, match=message):
         SlotCopier(caches).copy(torch.tensor(copies, dtype=torch.int32))
     assert torch.equal(bits(caches), before)
-
-
-def test_copies_of_another_type_are_refused() -> None:
-    with pytest.raises(ValueError, match="int32"):
-        SlotCopier(layers()).copy(torch.tensor([[0, 1, 1]]))

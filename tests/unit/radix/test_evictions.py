@@ -9,8 +9,9 @@ import tracemalloc
 
 import pytest
 
-from sgl_vllm.radix.evictions import RUN_BYTES, EvictionMemory, evicted_parts
+from sgl_vllm.radix.evictions import EvictionMemory, evicted_parts
 from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.node import RUN_BYTES
 from sgl_vllm.radix.tokens import pack, unpack
 from sgl_vllm.radix.tree import RadixTree
 from tests.cached_prefixes import Prefix, prefixes_in
