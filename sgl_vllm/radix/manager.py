@@ -32,7 +32,6 @@ from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies, HitPlan
-from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.lookup import Lookup
 from sgl_vllm.radix.misses import Misses
@@ -249,7 +248,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
             self.enable_kv_cache_events
             and getattr(request, "kv_cache_report_mode", "incremental") == "full"
         ):
-            announce_hit(self.pool, request, blocks, plan.num_tokens)
+            self.pool.announce_hit(request, blocks, plan.num_tokens)
         return KVCacheBlocks(blocks)
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:

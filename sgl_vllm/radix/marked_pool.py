@@ -88,6 +88,32 @@ class MarkedBlockPool(BlockPool):
             request, blocks, first, num_full_blocks, block_size, kv_cache_group_id, mask
         )
 
+    def announce_hit(
+        self, request: Request, blocks: Sequence[Sequence[KVCacheBlock]], num_tokens: int
+    ) -> None:
+        """Announce the whole blocks of a hit again, for a request that asks for their events with
+        `kv_cache_report_mode="full"`: of each group those that the request reads.
+
+        Args:
+            blocks: the hit, a list for each group in vLLM's order. It begins with null blocks where
+                the request does not read the first ones.
+            num_tokens: length of the hit.
+        """
+        for number, (of_group, group) in enumerate(zip(blocks, self.groups.managers, strict=True)):
+            size = group.block_size
+            whole = of_group[: num_tokens // size]
+            num_skipped = sum(block.is_null for block in whole)
+            if num_skipped == len(whole):
+                continue
+            self.emit_cached_block_events(request, len(whole), size, number)
+            if num_skipped:  # vLLM announces them too
+                event = self.kv_event_queue[-1]
+                event.parent_block_hash = event.block_hashes[num_skipped - 1]
+                event.block_hashes = event.block_hashes[num_skipped:]
+                event.token_ids = event.token_ids[num_skipped * size :]
+                if event.extra_keys is not None:
+                    event.extra_keys = event.extra_keys[num_skipped:]
+
     def remove_hashes(self, block: KVCacheBlock) -> None:
         """A block has left the tree."""
         self._emit_block_removed_events(self._remove_cached_block_hashes(block))

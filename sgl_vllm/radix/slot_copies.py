@@ -1,9 +1,11 @@
-"""Copies only the matched slots of a hit inside a block, with one kernel for all layers.
+"""The copies of blocks in which hits end, in a worker: whole blocks, or only the matched slots.
 
-A *slot* is the part of a block that holds the KV of one token.
+A *slot* is the part of a block that holds the KV of one token. One kernel copies slots in all
+layers.
 
-Owns how many slots a step's copies need, and the replacement of vLLM's copy in a live model runner.
-Does not own which blocks are copied (vLLM's scheduler), nor the kernel (`kernels/slot_copy.py`).
+Owns how many slots a step's copies need, the replacement of vLLM's copy in a live model runner, and
+the order in which vLLM's own copies caches. Does not own which blocks are copied (vLLM's
+scheduler), nor the kernel (`kernels/slot_copy.py`).
 
 vLLM's own copy is of whole blocks, layer by layer, so its message says which blocks to copy and not
 how many slots. The number follows from the same message. A copy belongs to a request that starts or
@@ -49,6 +51,23 @@ def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int
         (source, destination, num_slots.get(destination, block_size))
         for source, destination in step.kv_cache_block_copies or ()
     ]
+
+
+def copy_whole_blocks(worker: Worker) -> None:
+    """Make a worker copy whole blocks where KV-cache groups share memory. Called in its process,
+    when its KV cache exists. All its layers' caches have the same number of blocks.
+
+    A layer of one group can begin at the same address as a layer of another, as a block id belongs
+    to one group at a time. Their pages may hold a different number of bytes:
+
+        recurrent layer     |---- state ----|  (unused)  |
+        full attention      |--------- tokens -----------|
+
+    vLLM copies a block layer by layer, and only the first layer at an address
+    (https://github.com/vllm-project/vllm/pull/55112). If that is a recurrent one, the copy has no
+    last tokens. So the largest caches come first.
+    """
+    worker.model_runner.kv_caches.sort(key=lambda cache: cache.nbytes, reverse=True)
 
 
 def use_in_worker(worker: Worker, block_size: int) -> str | None:

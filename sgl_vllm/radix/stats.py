@@ -87,15 +87,8 @@ class RadixCounters:
 
     def record_tier_hit(self, tier: str, num_tokens: int) -> None:
         """Count tokens that a KV connector loads, by vLLM's name of the tier they come from."""
-        match tier:
-            case "host":
-                self.host_hit_tokens += num_tokens
-            case "disk":
-                self.disk_hit_tokens += num_tokens
-            case "p2p":
-                self.p2p_hit_tokens += num_tokens
-            case _:
-                self.other_tier_hit_tokens += num_tokens
+        name = f"{tier if tier in ('host', 'disk', 'p2p') else 'other_tier'}_hit_tokens"
+        setattr(self, name, getattr(self, name) + num_tokens)
 
 
 @dataclass(slots=True)

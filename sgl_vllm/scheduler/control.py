@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import Options
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix import slot_copies, whole_copies
+from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.snapshot import NO_CONTEXTS
 from sgl_vllm.scheduler.assembly import Parts, log_states
@@ -184,7 +184,7 @@ class EngineControl:
             return
         reasons: Sequence[str | None]
         if radix.groups.num_groups > 1:
-            radix.pool.guarded(collective_rpc, whole_copies.use_in_worker)
+            radix.pool.guarded(collective_rpc, slot_copies.copy_whole_blocks)
         if self._parts.approximate is not None:
             reasons = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
             if _refused("approximate_reuse", reasons):

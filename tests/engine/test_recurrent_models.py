@@ -116,7 +116,7 @@ def test_a_hit_ends_at_the_last_state_that_a_request_has_left(model, cold, engin
 
 
 def test_a_hit_that_ends_at_the_end_of_a_block_reads_all_of_it(model, engine):
-    """vLLM's own copy of a block leaves out its end (`whole_copies.py`)."""
+    """vLLM's own copy of a block leaves out its end (`copy_whole_blocks`)."""
     size = model.block_size
     prompt, more = words(size - 1, seed=7), words(40, seed=8)
     assert engine.llm.reset_prefix_cache()

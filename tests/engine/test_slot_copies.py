@@ -13,8 +13,7 @@ from benchmarks import traces
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import EngineSettings
 from sgl_vllm.config import Options
-from sgl_vllm.radix import whole_copies
-from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
+from sgl_vllm.radix.slot_copies import copy_whole_blocks, slots_to_copy, use_in_worker
 from sgl_vllm.scheduler import control as control_module
 from sgl_vllm.scheduler.assembly import Parts
 from sgl_vllm.scheduler.control import EngineControl
@@ -102,7 +101,7 @@ def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
     control("cpu").prepare_workers(collective_rpc)
     assert calls == [] and warnings == ["sgl-vllm: radix_slot_copy has no effect: it needs a GPU"]
     control("cuda", num_groups=2).prepare_workers(collective_rpc)
-    assert calls == [(whole_copies.use_in_worker, ())]
+    assert calls == [(copy_whole_blocks, ())]
     assert "several KV-cache groups" in warnings.pop()
     control("cuda").prepare_workers(collective_rpc)
     assert calls[1:] == [(use_in_worker, (BLOCK_SIZE,))]

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache, copy_kv_cache_blocks_inplace
 
-from sgl_vllm.radix.whole_copies import use_in_worker
+from sgl_vllm.radix.slot_copies import copy_whole_blocks
 
 BLOCK_SIZE, KERNEL_BLOCK_SIZE = 128, 64
 LAYOUT = "LBNHC"
@@ -97,13 +97,13 @@ class Caches:
 @pytest.mark.parametrize("attention", [MLA, HEADS], ids=["MLA", "heads"])
 @pytest.mark.parametrize("is_in_use", [True, False])
 def test_every_layer_gets_the_whole_block(attention, order, is_in_use):
-    """vLLM alone leaves out the last tokens. Once it does not, `whole_copies.py` can go."""
+    """vLLM alone leaves out the last tokens. Once it does not, `copy_whole_blocks` can go."""
     caches = Caches(attention)
     names = order([*caches.by_layer])
     runner = SimpleNamespace(kv_caches=[caches.by_layer[name] for name in names])
     if is_in_use:
         worker: Any = SimpleNamespace(model_runner=runner)
-        use_in_worker(worker)
+        copy_whole_blocks(worker)
     before = caches.pages()
     copies = [KVCacheBlockCopy(1, 2), KVCacheBlockCopy(3, 4)]
     copy_kv_cache_blocks_inplace(runner.kv_caches, caches.config.num_blocks, copies)
