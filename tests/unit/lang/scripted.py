@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
@@ -103,3 +105,38 @@ class Meeting:
 
     async def wait_async(self, *_: object) -> None:
         await asyncio.to_thread(self.wait)
+
+
+# --- ways to run ---------------------------------------------------------------------------------
+
+
+def _streamed(program: Any, *args: Any, **options: Any) -> list[Any]:
+    state = program.run(*args, stream=True, **options)
+    state.text()
+    return [state]
+
+
+def _streamed_async(program: Any, *args: Any, **options: Any) -> list[Any]:
+    state = asyncio.run(program.run_async(*args, stream=True, **options))
+    state.text()
+    return [state]
+
+
+WAYS: dict[str, Callable[..., list[Any]]] = {
+    "run": lambda program, *args, **options: [program.run(*args, **options)],
+    "run_async": lambda program, *args, **options: [
+        asyncio.run(program.run_async(*args, **options))
+    ],
+    "stream": _streamed,
+    "stream_async": _streamed_async,
+    "batch": lambda program, *args, **options: program.run_batch([args], **options),
+    "generator": lambda program, *args, **options: [
+        *program.run_batch([args] * 2, generator_style=True, **options)
+    ],
+    "batch_async": lambda program, *args, **options: asyncio.run(
+        program.run_batch_async([args], **options)
+    ),
+}
+"""A program's states, run once or twice with the same arguments."""
+
+EVERY_WAY = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

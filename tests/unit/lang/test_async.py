@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -46,26 +45,6 @@ def stalled(server, *, after=""):
 
 
 # --- what an async program can do ---------------------------------------------------------------
-
-
-@BOTH
-def test_every_way_to_run_it_gives_the_same(program):
-    expected = "x[1][1][7]"
-
-    async def in_a_loop():
-        state = await program.run_async("x")
-        states = await program.run_batch_async([{"q": "x"}] * 3)
-        return [state, *states]
-
-    states = [
-        program.run("x"),
-        program("x"),
-        *program.run_batch([("x",), {"q": "x"}]),
-        *program.run_batch([("x",)], generator_style=True),
-        *asyncio.run(in_a_loop()),
-    ]
-    assert [state.text() for state in states] == [expected] * len(states)
-    assert [state.ret_value for state in states] == ["[1]"] * len(states)
 
 
 def test_all_that_reads_is_awaited_as_often_as_one_likes():
@@ -180,66 +159,6 @@ def test_cancelling_run_async_reaches_the_request(server, program):
     assert len(server.calls) == 1
 
 
-@BOTH
-def test_timeout_s_reaches_the_request_however_it_is_run(server, program):
-    stalled(server)
-    started = time.monotonic()
-    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .* timeout_s=0\.2") as caught:
-        program.run("x", timeout_s=0.2)
-    assert isinstance(caught.value.__cause__, TimeoutError)
-    assert seen_to_go(server) == 1
-    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .* timeout_s=0\.2"):
-        asyncio.run(program.run_async("x", timeout_s=0.2))
-    assert seen_to_go(server, 2) == 2
-    errors = program.run_batch([("x",)] * 3, timeout_s=0.2, return_errors=True)
-    assert [error.operation for error in errors] == ["gen 'a'"] * 3
-    assert seen_to_go(server, 5) == 5
-    errors = asyncio.run(program.run_batch_async([("x",)] * 2, timeout_s=0.2, return_errors=True))
-    assert [error.operation for error in errors] == ["gen 'a'"] * 2
-    assert seen_to_go(server, 7) == 7
-    assert time.monotonic() - started < 10
-
-
-def test_timeout_s_of_a_batch_bounds_each_item_not_all(server):
-    stalled(server, after="bad")
-    items = [("x",), ("bad",), ("y",)]
-    first, second, third = ask.run_batch(items, timeout_s=1, return_errors=True, num_threads=1)
-    assert (first["a"], third["a"]) == ("[1]", "[1]")
-    assert isinstance(second, sgl.ProgramError)
-
-
-def test_timeout_s_ends_the_function_of_an_async_program_too():
-    ended = []
-
-    @sgl.function
-    async def program(s):
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.append(True)
-
-    started = time.monotonic()
-    limit_s = 0.1
-    for run in (
-        lambda: program.run(timeout_s=limit_s),
-        lambda: asyncio.run(program.run_async(timeout_s=limit_s)),
-        lambda: program.run_batch([{}], timeout_s=limit_s),
-        lambda: asyncio.run(program.run_batch_async([{}], timeout_s=limit_s)),
-        lambda: program.run(stream=True, timeout_s=limit_s).text(),
-    ):
-        with pytest.raises(sgl.ProgramError, match=r"the program's function failed: .*=0\.1"):
-            run()
-    assert time.monotonic() - started < 5
-    assert len(ended) == 5
-
-
-def test_a_run_that_was_in_time_can_go_on_after_it():
-    state = ask.run("x", timeout_s=1)
-    time.sleep(1.1)
-    state += sgl.gen("c")
-    assert state["c"]
-
-
 def test_cancelling_a_batch_cancels_all_requests_in_flight(server):
     stalled(server)
 
@@ -257,53 +176,7 @@ def test_cancelling_a_batch_cancels_all_requests_in_flight(server):
     assert len(server.calls) == 5
 
 
-def test_a_failure_in_the_function_cancels_requests_in_flight(server):
-    stalled(server)
-
-    @sgl.function
-    async def program(s):
-        s += "x" + sgl.gen("a")
-        while not server.calls:
-            await asyncio.sleep(0.01)
-        raise ZeroDivisionError
-
-    runs: list[Callable[[], object]] = [program.run, lambda: asyncio.run(program.run_async())]
-    for number, run in enumerate(runs, 1):
-        with pytest.raises(ZeroDivisionError):
-            run()
-        assert seen_to_go(server, number) == number
-        server.requests.clear()
-
-
 # --- errors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "raised", [SystemExit("bye"), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError()]
-)
-def test_whatever_the_function_raises_ends_its_run_and_not_the_language(raised):
-    @sgl.function
-    async def native(s):
-        s += "x"
-        raise raised
-
-    @sgl.function
-    def plain(s):
-        s += "x"
-        raise raised
-
-    for program in (native, plain):
-        (error,) = program.run_batch([{}], return_errors=True)
-        assert isinstance(error, BaseException)
-    with pytest.raises(Exception, match=type(raised).__name__):
-        native.run()
-    if not isinstance(raised, asyncio.CancelledError):
-        with pytest.raises((RuntimeError, type(raised))):
-            asyncio.run(plain.run_async())
-    for program in (native, plain):
-        with pytest.raises(BaseException):  # noqa: B017
-            program.run(stream=True).text()
-    assert ask.run("x")["a"] == "[1]"
 
 
 def test_nothing_is_left_on_the_loop(server):
