@@ -128,14 +128,20 @@ class Batch:
         """
         if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
             return
-        with contextlib.suppress(Exception):
-            self._planned_orders = await self._in_thread(self._plan_orders, self._items)
-        with contextlib.suppress(Exception):
-            prefix = await self._in_thread(self._shared_prefix, self._items)
-            if prefix.is_worth_a_hint:
+        prefix = await self._in_thread(self._trace)
+        if prefix.is_worth_a_hint:
+            with contextlib.suppress(Exception):
                 warming = self._backend.warm(prefix.prompt())
                 await asyncio.wait_for(warming, self._timeout_s)
                 self._seen_chars = len(prefix.text)
+
+    def _trace(self) -> Transcript:
+        """What all prompts begin with. The functions that are traced may raise anything."""
+        with contextlib.suppress(BaseException):
+            self._planned_orders = self._plan_orders(self._items)
+        with contextlib.suppress(BaseException):
+            return self._shared_prefix(self._items)
+        return Transcript()
 
     async def _run(self, item: Item, future: Future[ProgramState]) -> None:
         """Run one item, and wait for all of its operations."""
