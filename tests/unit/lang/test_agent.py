@@ -434,19 +434,6 @@ def test_a_program_with_an_agent_can_be_compiled():
         assert told == ["capital", "capital", None]
 
 
-def test_a_tool_that_uses_a_value_of_the_traced_function_is_refused():
-    @sgl.function
-    def program(s, factor):
-        def local(a: int) -> int:
-            return a * factor
-
-        s += sgl.agent("answer", "Go.", [local])
-
-    with pytest.raises(sgl.TraceError, match="local function local uses a value"):
-        program.compile()
-    assert "agent 'answer'" in str(program.trace(factor=2))
-
-
 def test_an_error_of_the_server_names_the_agent_and_the_generation():
     def fails(prompt: str) -> str:
         raise sgl.BackendError("the server is gone")

@@ -177,29 +177,6 @@ def test_get_server_info_tells_a_stock_server_from_ours(server, backend, plugin)
     assert info.stats == ({"hit_tokens": 7} if plugin else None)
 
 
-def test_run_raises_what_the_function_raises_and_cancels_the_rest(server, backend):
-    server.latency_s = 30
-    states: list[sgl.ProgramState] = []
-
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-        s.fork(2)
-        states.append(s)
-        raise ZeroDivisionError
-
-    started = time.monotonic()
-    with pytest.raises(ZeroDivisionError):
-        program.run()
-    (state,) = states
-    error = state.error()
-    assert error is not None and isinstance(error.__cause__, sgl.ProgramCancelled)
-    assert time.monotonic() - started < 5
-    state += sgl.gen("b")  # a cancelled run starts nothing new
-    with pytest.raises(sgl.ProgramError, match="was canceled before this operation"):
-        state["b"]
-
-
 def test_a_backend_that_is_dropped_closes_its_connections(running, server):
     backend = sgl.VLLM(server.url)
     two_gens.run(backend=backend)

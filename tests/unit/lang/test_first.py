@@ -117,22 +117,6 @@ def test_failed_branches_are_passed_over_and_forgotten(server):
     assert program.run().ret_value == "x2[2]"
 
 
-def test_if_all_fail_the_first_branchs_error_is_raised(server):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 500) if path.endswith("completions") else None
-    )
-
-    @sgl.function
-    def program(s):
-        s += "x"
-        forks = s.fork(3)
-        forks += sgl.gen("b")
-        forks.first(lambda branch: True)
-
-    with pytest.raises(sgl.ProgramError, match=r"gen 'b' in fork\[0\] failed"):
-        program.run()
-
-
 def test_what_the_predicate_raises_ends_the_program_and_its_requests(server):
     server.fault = slow_unless("0")
     server.latency_s = 0.1  # by then both have finished

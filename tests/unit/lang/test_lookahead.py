@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang import run as runs
-from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, MediaAnswer
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest
 from sgl_vllm.lang.lookahead import EndedPrompts
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.settings import global_config
@@ -105,21 +105,6 @@ def test_the_last_generation_of_a_prompt_ends_it(listener):
 
     program.run()
     assert listener.hints == [NO_HINTS, Hints(ends=3)]
-
-
-def test_a_spoken_answer_extends_a_prompt(listener):
-    async def media(request):
-        return MediaAnswer("x", sgl.Usage(), sgl.Media("audio", "data:audio/wav;base64,"))
-
-    listener.media = media
-
-    @sgl.function
-    async def program(s):
-        s += sgl.user("a") + sgl.assistant(sgl.gen("x")) + sgl.user("b")
-        s += sgl.assistant(sgl.speech("y"))
-
-    program.run()
-    assert listener.hints == [NO_HINTS]
 
 
 def test_a_tool_that_runs_next_is_named(listener):

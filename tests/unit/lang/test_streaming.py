@@ -177,9 +177,6 @@ def broken_stream(server, *, after, ending):
         ([], "stopped in the middle"),
         (['data: {"error": {"message": "EngineDead", "code": 500}}\n\n'], "EngineDead"),
         (["data: {not json\n\n"], "cannot be read"),
-        (["data: [1, 2]\n\n"], "cannot be read"),
-        (['data: {"choices": [{"text": 7, "finish_reason": null}]}\n\n'], "cannot be read"),
-        (['data: {"choices": [{"text": "d"}], "usage": "many"}\n\n'], "cannot be read"),
         (
             ['data: {"choices": [{"text": "d"}], "usage": {"completion_tokens": "x"}}\n\n'],
             "be read",

@@ -12,6 +12,7 @@ import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.prefill_ahead import ToolTimes
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -76,19 +77,6 @@ def test_it_is_called_once_when_everything_before_it_is_there(server):
 
     assert program.run().text() == "x[1]seen[8]"
     assert called == [("[1]", 1)]
-
-
-def test_what_it_raises_is_the_cause_of_the_error(server):
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.tool("t", lambda: 1 / 0) + sgl.gen("a")
-
-    with pytest.raises(
-        sgl.ProgramError, match="<lambda> for 't' failed: ZeroDivisionError"
-    ) as caught:
-        program.run()
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert server.calls == []
 
 
 @pytest.mark.parametrize(
@@ -208,3 +196,37 @@ def test_functions_that_take_all_threads_can_run_programs_with_functions_in_thre
         return await asyncio.gather(*(program.run_async() for _ in range(5)))
 
     assert [state.ret_value for state in asyncio.run(main())] == ["side"] * 5
+
+
+# --- how long they take --------------------------------------------------------------------------
+
+
+def times_of(*seconds: float) -> ToolTimes:
+    times = ToolTimes()
+    for one in seconds:
+        times.took("search", one)
+    return times
+
+
+def test_three_calls_tell_nothing():
+    assert times_of(1, 1, 1).soonest_s("search") is None
+    assert times_of(1, 1, 1, 1).soonest_s("search") == 1
+    assert times_of(1, 1, 1, 1).soonest_s("another") is None
+
+
+def test_three_in_four_calls_take_at_least_as_long():
+    assert times_of(4, 1, 3, 2).soonest_s("search") == 2
+    assert times_of(*range(1, 17)).soonest_s("search") == 5
+
+
+def test_only_the_last_calls_count():
+    assert times_of(*[100] * 50, *[1] * 16).soonest_s("search") == 1
+
+
+def test_the_tool_that_was_not_called_for_longest_is_forgotten():
+    times = times_of(1, 1, 1, 1)
+    for number in range(511):
+        times.took(f"tool {number}", 1)
+    assert times.soonest_s("search") == 1
+    times.took("one more", 1)
+    assert times.soonest_s("search") is None

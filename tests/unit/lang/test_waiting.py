@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import EVERY_WAY, ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -153,48 +153,22 @@ def reads_in_a_tool(s, outer):
     return branch["t"]
 
 
-async def run_async(program, s):
-    return (await program.run_async(s)).ret_value
-
-
 @pytest.mark.parametrize("inner", [reads_in_its_function, reads_in_a_tool])
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda program, s: program.run(s).text(),
-        lambda program, s: program.run(s, stream=True).text(),
-        lambda program, s: program.run_batch([[s]])[0].text(),
-        lambda program, s: [*program.run_batch([[s], [s]], generator_style=True)],
-        lambda program, s: asyncio.run(program.run_async(s)),
-        lambda program, s: asyncio.run(program.run_batch_async([[s]])),
-        run_async,
-    ],
-    ids=["run", "stream", "batch", "generator", "run_async", "batch_async", "async_tool"],
-)
-def test_a_program_that_a_tool_runs_cannot_read_the_prompt_of_the_tool(inner, run):
+@EVERY_WAY
+def test_a_program_that_a_tool_runs_cannot_read_the_prompt_of_the_tool(inner, way):
     @sgl.function
     def program(s):
-        s += "x" + sgl.tool("t", run, inner, s)
+        s += "x" + sgl.tool("t", way, inner, s)
         s.text()
 
     is_refused(program)
 
 
-def test_programs_that_tools_run_cannot_wait_for_each_other():
+def test_a_program_that_an_async_tool_runs_cannot_read_the_prompt_of_the_tool():
     @sgl.function
     def program(s):
-        forks = s.fork(2)
-        all_there = threading.Event()
-
-        def read(i):
-            all_there.wait(5)
-            return reads_in_a_tool.run(forks[1 - i]).text()
-
-        forks += lambda i: sgl.tool("t", read, i)
-        all_there.set()
-        forks.join()
-        s.sync()
-        s["t"]
+        s += "x" + sgl.tool("t", reads_in_a_tool.run_async, s)
+        s.text()
 
     is_refused(program)
 
