@@ -41,7 +41,7 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import GenOptions, sampling_of
 from sgl_vllm.lang.schema_check import checked
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.protocol.request_keys import APPROXIMATE
 
 T = TypeVar("T")

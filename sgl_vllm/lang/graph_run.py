@@ -29,7 +29,6 @@ from sgl_vllm.lang.operations import has_effect as calls_a_function
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.steps import Generations
 from sgl_vllm.lang.stream import Stream
-from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import (
     Evaluate,
     Fork,
@@ -46,6 +45,7 @@ from sgl_vllm.lang.tracing.standin import (
     concatenation,
     definitions_in,
 )
+from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.lang.transcript import Variable, meta_info
 from sgl_vllm.protocol.step_graph import StepName
 

@@ -14,7 +14,7 @@ from sgl_vllm.lang.ir import Picture, Show, Speech, SpokenGen, Transcription, Va
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import SPEECH_FORMATS, Media, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.sampling import Sampling
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
 
 
 @deferrable

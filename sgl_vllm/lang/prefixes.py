@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from sgl_vllm.lang.environment import Environment
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text, Value
 from sgl_vllm.lang.runnable import Runnable
-from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import PREFIX_EXPRESSIONS, Evaluate, Write, ends_prefix
 from sgl_vllm.lang.tracing.standin import Leaf
-from sgl_vllm.lang.tracing.trace import traced
+from sgl_vllm.lang.tracing.trace import Graph, traced
 
 PREFIX_MAX_S = 0.25
 """And one for the shared prefix of a batch after this long."""

@@ -34,7 +34,7 @@ from sgl_vllm.lang.waiting import waiting
 if TYPE_CHECKING:
     from sgl_vllm.lang.graph_run import GraphRun
     from sgl_vllm.lang.reordering import Planner, PromptPiece
-    from sgl_vllm.lang.tracing.graph import Graph
+    from sgl_vllm.lang.tracing.trace import Graph
 
 # What tracing needs is imported when used: few programs do, and it costs milliseconds.
 

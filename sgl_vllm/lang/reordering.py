@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from sgl_vllm.lang.ir import Gen, Select, Tool, Var
 from sgl_vllm.lang.primitives import PRIMITIVES
-from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write
 from sgl_vllm.lang.tracing.standin import StandIn, definitions_in
+from sgl_vllm.lang.tracing.trace import Graph
 
 
 class ReorderError(ValueError):

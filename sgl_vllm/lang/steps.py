@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sgl_vllm.lang.ir import Gen, Tool, parts_of
-from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, SetVariable
 from sgl_vllm.lang.tracing.standin import StandIn
+from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, MAX_STEPS, MAX_TOOL_CHARS, Step, StepGraph
 
 _GEN_MAKERS = ("gen", "gen_int", "gen_string")

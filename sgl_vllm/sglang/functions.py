@@ -20,8 +20,8 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from sgl_vllm.lang.settings import global_config
-from sgl_vllm.lang.tracing.graph import Graph
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
+from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.sglang.backends import BaseBackend, server_info_of
 from sgl_vllm.sglang.choices import ChoicesSamplingMethod, as_core_method, token_length_normalized
 from sgl_vllm.sglang.states import ProgramState

@@ -29,7 +29,7 @@ from sgl_vllm.lang.primitives.tools import (
     shown,
 )
 from sgl_vllm.lang.state import AsyncProgramState
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH
 

@@ -10,7 +10,7 @@ from sgl_vllm.lang.ir import Block, Expr
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import answer_of, at_least, block, variables_of
 from sgl_vllm.lang.state import AsyncProgramState
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 

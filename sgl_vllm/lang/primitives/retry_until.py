@@ -17,7 +17,7 @@ from sgl_vllm.lang.primitives.block import (
     variables_of,
 )
 from sgl_vllm.lang.state import AsyncProgramState
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 FEEDBACK = "That is not right: {error}\nTry again."

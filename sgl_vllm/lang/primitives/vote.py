@@ -9,7 +9,7 @@ from sgl_vllm.lang.ir import Block, Expr, Gen, Select
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.primitives.block import Contest, answer_of, at_least, block, call
 from sgl_vllm.lang.state import AsyncProgramState
-from sgl_vllm.lang.tracing.makers import deferrable
+from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 from sgl_vllm.lang.usage import Usage
 

@@ -72,7 +72,7 @@ class _Guard:
             self._check(called, frame)
 
     def _check(self, called: Value, frame: types.FrameType) -> None:
-        """Stop before a function written in C that may have an effect."""
+        """Of a function written in C."""
         owner, name = called.__self__, called.__name__
         if owner is None or inspect.ismodule(owner):
             home = called.__module__ or getattr(owner, "__name__", "builtins")

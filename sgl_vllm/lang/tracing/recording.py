@@ -13,7 +13,6 @@ from sgl_vllm.lang.ir import Expr, Text, Value, VariableExpr, name_of, names_rea
 from sgl_vllm.lang.operations import AppendTexts, Gather, variable_named
 from sgl_vllm.lang.state import AsyncProgramState, State
 from sgl_vllm.lang.tracing.errors import Stop, program_frame, stop, unwatched
-from sgl_vllm.lang.tracing.makers import exprs_in, names_of
 from sgl_vllm.lang.tracing.nodes import (
     Evaluate,
     Fork,
@@ -33,7 +32,9 @@ from sgl_vllm.lang.tracing.standin import (
     Recorded,
     StandIn,
     definitions_in,
+    exprs_in,
     fixed,
+    names_of,
     pieces_of,
     why,
 )
@@ -51,32 +52,13 @@ class Recorder(Notes):
         self.streams: list[StreamTrace] = []
         self.values: dict[Definition, Value] = {}
         self.joined: set[Definition] = set()
-        self._is_prefix_only = is_prefix_only
+        self.is_prefix_only = is_prefix_only
         self._read: dict[Leaf, StandIn] = {}
 
     def new_stream(self, parent: RecordingStream | None, branch: int) -> RecordingStream:
         index = len(self.streams)
         self.streams.append(StreamTrace(index, parent.index if parent else None, branch))
         return RecordingStream(self, index, parent)
-
-    def add(
-        self,
-        stream: int,
-        operation: Operation,
-        reads: Sequence[Definition],
-        writes: Sequence[str | None],
-    ) -> Node:
-        """Record an operation, which reads definitions and makes variables of these names."""
-        index, frame = len(self.nodes), program_frame()
-        if index >= MAX_NODES:
-            stop(f"the program has more than {MAX_NODES} operations")
-        made = tuple(Definition(name, index) for name in writes)
-        read = tuple(dict.fromkeys(reads))
-        line = frame.f_lineno if frame else 0
-        self.nodes.append(Node(index, stream, operation, read, made, line, len(self.steps)))
-        if self._is_prefix_only and stream == 0 and ends_prefix(operation):
-            raise Stop(None)
-        return self.nodes[-1]
 
     def value(self, definition: Definition) -> Value:
         """What is known of a variable."""
@@ -117,9 +99,19 @@ class RecordingStream:
         reads: Sequence[Definition] = (),
         writes: Sequence[str | None] = (),
     ) -> Node:
-        node = self.recorder.add(self.index, operation, reads, writes)
-        self._last = Definition(None, node.index)
-        for definition in node.writes:
+        """Record an operation, which reads definitions and makes variables of these names."""
+        recorder, frame = self.recorder, program_frame()
+        index, line = len(recorder.nodes), frame.f_lineno if frame else 0
+        if index >= MAX_NODES:
+            stop(f"the program has more than {MAX_NODES} operations")
+        made = tuple(Definition(name, index) for name in writes)
+        read = tuple(dict.fromkeys(reads))
+        node = Node(index, self.index, operation, read, made, line, len(recorder.steps))
+        recorder.nodes.append(node)
+        if recorder.is_prefix_only and self.index == 0 and ends_prefix(operation):
+            raise Stop(None)
+        self._last = Definition(None, index)
+        for definition in made:
             if definition.name is not None:
                 self.bind(definition.name, definition)
         return node

@@ -1,35 +1,82 @@
 """Traces a program to a graph.
 
-Owns how the function is called: with stand-ins for what only a run knows, and a prompt that
-records. No request is sent, and the trace ends before the function has an effect (`guard.py`).
+Owns the graph as a frozen value, and how the function is called: with stand-ins for what only a
+run knows, and a prompt that records. `guard.py` ends the trace before the function has an effect.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang.ir import Value
 from sgl_vllm.lang.runnable import Runnable
 from sgl_vllm.lang.tracing.errors import Stop, TraceError, failure, home, package_of, stop
-from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.guard import guarded
+from sgl_vllm.lang.tracing.nodes import Node, StreamTrace
 from sgl_vllm.lang.tracing.recording import Recorder, recording_class
 from sgl_vllm.lang.tracing.standin import Leaf, StandIn, fixed, notes
+from sgl_vllm.lang.views import graph as view
 
 MAX_S = 10.0
 """A trace ends after this long."""
 
 
-def trace(program: Runnable, /, *args: Any, **kwargs: Any) -> Graph:
-    """The graph of `program`. Arguments that are given are known, the others are stand-ins.
+@dataclass(frozen=True)
+class Graph:
+    """What a program does, as far as that does not depend on what only a run knows.
 
-    The function is called, and no request is sent. TraceError where the program asks for a value
-    that only a run knows, and before it has an effect outside of its prompt; its `graph` is what
-    comes before that place. TypeError for arguments that the program does not take.
+    `nodes` are in the program's order, which is an order that can run: every node reads only what
+    earlier nodes write. `parameters` are the arguments that are unknown, `known` the names of the
+    others. `returned` is what the program returns. `stopped` says why the graph ends before the
+    program does, if it does.
+
+    `steps` are what the program's function does itself, in its order: what it waits for, and the
+    values that it computes. What calls functions of the user's runs after the steps before it.
     """
+
+    name: str
+    parameters: tuple[str, ...]
+    known: tuple[str, ...]
+    streams: tuple[StreamTrace, ...]
+    nodes: tuple[Node, ...]
+    returned: Value
+    steps: tuple[StandIn, ...] = field(default=(), repr=False)
+    stopped: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The program's name with the arguments that a run takes."""
+        return f"{self.name}({', '.join(self.parameters)})"
+
+    def nodes_of(self, stream: int) -> Sequence[Node]:
+        """The operations of one stream, in order."""
+        return [node for node in self.nodes if node.stream == stream]
+
+    def __str__(self) -> str:
+        return view.as_text(self)
+
+    def to_svg(self) -> str:
+        """A picture: a column per stream, boxes for operations, curves for variables."""
+        return view.as_svg(self)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page with the picture and the text of every operation. Written to `path` if given."""
+        page = view.as_html(self)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def _repr_html_(self) -> str:
+        return f'<div style="overflow: auto">{self.to_svg()}</div>'
+
+
+def trace(program: Runnable, /, *args: Any, **kwargs: Any) -> Graph:
+    """The graph of `program`, as `Program.trace`. TypeError for unknown arguments."""
     signature = inspect.signature(program.func)
     given = signature.bind_partial(None, *args, **{**program.bound, **kwargs}).arguments
     graph, error = traced(

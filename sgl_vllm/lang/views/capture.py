@@ -6,13 +6,14 @@ picture can be taken at any time and from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TypeAlias
 
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
-from sgl_vllm.lang.ir import Role
+from sgl_vllm.lang.ir import Role, Value
 from sgl_vllm.lang.operations import JoinRecord
 from sgl_vllm.lang.stream import Snapshot, Stream
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, Variable
@@ -114,52 +115,39 @@ def _branch(stream: Stream, depth: int = 0) -> Branch:
     markers = _markers([] if num_deeper else groups, joins, num_inherited, len(spans), depth)
 
     inherited = spans[num_inherited - 1] if num_inherited else None
-    turns = _Turns(inherited)
+    entries: list[_Entry] = []
     for index in range(num_inherited, len(spans) + 1):
-        if here := markers.get(index):
-            turns.interrupt(here)
+        entries += [(None, block) for block in markers.get(index, ())]
         if index < len(spans):
             span = spans[index]
-            variable = known.get(id(span.usage))
-            piece = _piece(span, text, shaded, variable, stream.run.missed_tokens)
-            turns.add(piece, span.turn, span.role)
+            piece = _piece(span, text, shaded, known.get(id(span.usage)), stream.run.missed_tokens)
+            entries.append(((span.turn, span.role), piece))
     partial = snapshot.partial
     if partial:
         facts = ("still being generated",)
         piece = Piece("gen", (Slice(partial),), snapshot.partial_name, facts, unfinished=True)
         transcript = snapshot.transcript
-        turns.add(piece, len(transcript.messages), transcript.role)
-    turns.close(goes_on=False)
+        entries.append(((len(transcript.messages), transcript.role), piece))
+    blocks = tuple(_grouped(entries, inherited))
     num_chars = len(text) + len(partial) - begin
-    return Branch(stream.where, status, tuple(turns.blocks), num_chars, busy, error, num_deeper)
+    return Branch(stream.where, status, blocks, num_chars, busy, error, num_deeper)
 
 
-class _Turns:
-    """Groups pieces into turns, with forks and joins between them."""
+_Entry: TypeAlias = tuple[tuple[int, Role | None] | None, Piece | Block]
+"""A piece with its turn, or a fork or join with None."""
 
-    def __init__(self, inherited: Span | None) -> None:
-        """`inherited` is the last span of the parent: its turn may continue here."""
-        self.blocks: list[Block] = []
-        self._pieces: list[Piece] = []
-        self._turn = None if inherited is None else inherited.turn
-        self._role = None if inherited is None else inherited.role
-        self._is_continued = self._role is not None
 
-    def add(self, piece: Piece, turn: int, role: Role | None) -> None:
-        if (turn, role) != (self._turn, self._role):
-            self.close(goes_on=False)
-            self._turn, self._role, self._is_continued = turn, role, False
-        self._pieces.append(piece)
-
-    def interrupt(self, blocks: Sequence[Block]) -> None:
-        """Put forks and joins here; the turn may continue after them."""
-        self.close(goes_on=True)
-        self.blocks += blocks
-
-    def close(self, *, goes_on: bool) -> None:
-        if self._pieces:
-            self.blocks.append(Turn(self._role, tuple(self._pieces), self._is_continued))
-            self._pieces, self._is_continued = [], goes_on and self._role is not None
+def _grouped(entries: Iterable[_Entry], inherited: Span | None) -> Iterator[Block]:
+    """Neighboring pieces of a turn as one block. After a fork or join, and in a branch after
+    `inherited`, the last span of its parent, a turn may continue."""
+    last = None if inherited is None else (inherited.turn, inherited.role)
+    for turn, group in groupby(entries, key=itemgetter(0)):
+        parts: list[Value] = [part for _, part in group]
+        if turn is None:
+            yield from parts
+        else:
+            yield Turn(turn[1], tuple(parts), turn == last and turn[1] is not None)
+            last = turn
 
 
 def _status(stream: Stream, snapshot: Snapshot) -> Status:
