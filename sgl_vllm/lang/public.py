@@ -26,9 +26,9 @@ from sgl_vllm.lang.api import user_end as user_end
 from sgl_vllm.lang.api import var as var
 from sgl_vllm.lang.backends.anthropic_service import Anthropic as Anthropic
 from sgl_vllm.lang.backends.base import Backend as Backend
-from sgl_vllm.lang.backends.combined import Combined as Combined
+from sgl_vllm.lang.backends.base import Combined as Combined
 from sgl_vllm.lang.backends.engine import Engine as Engine
-from sgl_vllm.lang.backends.litellm_service import LiteLLM as LiteLLM
+from sgl_vllm.lang.backends.openai_service import LiteLLM as LiteLLM
 from sgl_vllm.lang.backends.openai_service import OpenAI as OpenAI
 from sgl_vllm.lang.backends.replay import Recorder as Recorder
 from sgl_vllm.lang.backends.replay import Replay as Replay

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
 
-from sgl_vllm.lang.backends import anthropic_service, litellm_service, openai_service
+from sgl_vllm.lang.backends import anthropic_service, openai_service
 from sgl_vllm.lang.backends.base import Backend, Json
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend
@@ -45,7 +45,7 @@ class _Gemini(_TakesText, openai_service.OpenAI):
     pass
 
 
-class _LiteLLM(_TakesText, litellm_service.LiteLLM):
+class _LiteLLM(_TakesText, openai_service.LiteLLM):
     pass
 
 

@@ -77,9 +77,7 @@ def normalize_base_url(host: str, port: int) -> str:
     return f"{host if '://' in host else f'http://{host}'}:{port}"
 
 
-def print_highlight(content: object) -> None:
-    """Print."""
-    print(content)
+print_highlight = print
 
 
 def launch_server_cmd(
@@ -130,18 +128,16 @@ def load_image(source: str | bytes) -> tuple[Image, tuple[int, int]]:
     the package pillow."""
     from PIL import Image
 
-    image = Image.open(BytesIO(_content_of(source)))
-    return image, image.size
-
-
-def _content_of(source: str | bytes) -> bytes:
     if isinstance(source, bytes):
-        return source
-    if source.startswith(("http://", "https://")):
-        return httpx.get(source, follow_redirects=True, timeout=60).raise_for_status().content
-    if source.startswith("data:"):
-        return base64.b64decode(source.partition(",")[2])
-    return Path(source).read_bytes()
+        content = source
+    elif source.startswith(("http://", "https://")):
+        content = httpx.get(source, follow_redirects=True, timeout=60).raise_for_status().content
+    elif source.startswith("data:"):
+        content = base64.b64decode(source.partition(",")[2])
+    else:
+        content = Path(source).read_bytes()
+    image = Image.open(BytesIO(content))
+    return image, image.size
 
 
 def build_regex_from_object(schema: JsonSchema, whitespace_pattern: str | None = None) -> str:

@@ -1,8 +1,8 @@
 """The backend for OpenAI, and for any server with OpenAI's API that is not vLLM.
 
-Owns what that API can express. What it cannot is refused, never silently dropped. `OpenAIRequests`
-does not know how a request is sent, so that `litellm_service.py` can share it. vLLM's extensions
-of the API are in `vllm.py`.
+Owns what that API can express. What it cannot is refused, never silently dropped. LiteLLM takes the
+same requests and translates them for each service that it reaches. vLLM's extensions of the API are
+in `vllm.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ import asyncio
 import os
 import re
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any  # Any: options of LiteLLM's
 from urllib.parse import urlsplit
 
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.openai_api import read_generated, read_usage, sampling_body
+from sgl_vllm.lang.backends.openai_api import (
+    AssembledAnswer,
+    read_generated,
+    read_usage,
+    sampling_body,
+    streamed,
+)
 from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
@@ -32,10 +40,11 @@ from sgl_vllm.lang.choices import (
     token_length_normalized,
 )
 from sgl_vllm.lang.errors import BackendError
-from sgl_vllm.lang.keywords import suggests
+from sgl_vllm.lang.keywords import refuse_unknown, suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
-from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.sampling import Sampling, SamplingDefaults
 from sgl_vllm.lang.usage import Usage
+from sgl_vllm.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -331,3 +340,100 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
                 given = f"audio in {media.media_type}" if media.media_type else "audio at a URL"
                 self.refuse(given, "pass the bytes of a WAV or MP3 file")
         return super()._messages(prompt)
+
+
+# --- LiteLLM -------------------------------------------------------------------------------------
+
+_LITELLM_OPTIONS = (
+    "api_key",
+    "base_url",
+    "max_retries",
+    "timeout",
+    "timeout_s",
+    *SamplingDefaults.__annotations__,
+)
+"""Options that are known here. Services have others, which LiteLLM passes on."""
+
+
+class LiteLLM(OpenAIRequests):
+    """A chat model under LiteLLM's name for it, such as ``"mistral/mistral-small-latest"``.
+
+    `options` (api_key, base_url, a service's own) are passed to every `litellm.acompletion`. Other
+    keys are found where LiteLLM looks for them. A failed call is retried up to `max_retries` times
+    by LiteLLM's rule. Options at OpenAI's defaults are not sent, because many services support
+    only some of them. LiteLLM rejects what a service does not support.
+    """
+
+    is_chat_model = True
+
+    def __init__(
+        self, model: str, *, timeout_s: float = 600.0, max_retries: int = 2, **options: Any
+    ) -> None:
+        misspelled = [name for name in options if did_you_mean(name, _LITELLM_OPTIONS, cutoff=0.85)]
+        refuse_unknown("LiteLLM", misspelled, _LITELLM_OPTIONS)
+        super().__init__(options.get("api_key"), timeout_s)
+        self.model = model
+        self.max_retries = max_retries
+        self._options = options
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} through LiteLLM"
+
+    @property
+    def advice_on_no_answer(self) -> str:
+        return "is the service's address right, and can this machine reach it?"
+
+    @property
+    def advice_on_key(self) -> str:
+        return "pass it as LiteLLM(..., api_key=...) or set the service's environment variable"
+
+    def library(self) -> ModuleType:
+        import openai  # LiteLLM's errors are subclasses of OpenAI's
+
+        return openai
+
+    async def ask(self, body: Json, watch: Watch | None) -> Json:
+        call: Json = {
+            "model": self.model,
+            **without_defaults(body),
+            "timeout": self.timeout_s,
+            "num_retries": self.max_retries,
+            **self._options,
+        }
+        if watch is not None:
+            assembled = AssembledAnswer(chat=True)
+            await self.drive(self._chunks(streamed(call)), assembled, watch)
+            return assembled.answer()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answer = await (await _litellm()).acompletion(**call)
+        except Exception as error:
+            self.raise_as_backend_error(error)
+        with self.reading():
+            return dict(answer.model_dump())
+
+    async def _chunks(self, call: Json) -> AsyncGenerator[Json]:
+        stream = await (await _litellm()).acompletion(**call)
+        try:
+            async for chunk in stream:
+                yield chunk.model_dump()
+        finally:
+            await stream.aclose()
+
+
+async def _litellm() -> ModuleType:
+    """The package. Its first import takes seconds and may fetch prices from the network, so it
+    runs in a thread: programs of other backends share the event loop."""
+
+    def load() -> ModuleType:
+        try:
+            import litellm
+        except ImportError as error:
+            raise BackendError(
+                "LiteLLM needs the package litellm: pip install 'sgl-vllm[litellm]'"
+            ) from error
+        module: ModuleType = litellm
+        return module
+
+    return await asyncio.to_thread(load)

@@ -17,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
-from sgl_vllm.lang.backends.base import Backend, Json, branch_name
-from sgl_vllm.lang.backends.combined import Wrapper
+from sgl_vllm.lang.backends.base import Backend, Json, Wrapper, branch_name
 from sgl_vllm.lang.backends.record import (
     FORMAT,
     AnswerWriter,

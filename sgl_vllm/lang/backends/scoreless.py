@@ -138,9 +138,11 @@ def choice_schema(choices: Sequence[str]) -> Json:
 
 # --- strict schemas ------------------------------------------------------------------------------
 
-_STRICT_KEYWORDS = """$defs $ref additionalProperties anyOf const definitions description enum
-    exclusiveMaximum exclusiveMinimum items maxItems maximum minItems minimum multipleOf properties
-    required title type"""
+_STRICT_KEYWORDS = {
+    *("$defs", "$ref", "additionalProperties", "anyOf", "const", "definitions", "description"),
+    *("enum", "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maximum", "minItems"),
+    *("minimum", "multipleOf", "properties", "required", "title", "type"),
+}
 
 
 def strict_schema(schema: Json) -> Json | None:
@@ -163,7 +165,7 @@ class _NotStrictError(Exception):
 
 
 def _strict(schema: object) -> Json:
-    if not isinstance(schema, dict) or not schema or schema.keys() - _STRICT_KEYWORDS.split():
+    if not isinstance(schema, dict) or not schema or schema.keys() - _STRICT_KEYWORDS:
         raise _NotStrictError
     if "$ref" in schema and len(schema) > 1:
         raise _NotStrictError

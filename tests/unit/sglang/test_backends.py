@@ -42,27 +42,16 @@ def test_an_endpoint_describes_its_server(
     assert info["internal_states"][0]["hit_tokens"] == 7
     endpoint.flush_cache()
     sgl.flush_cache()
-    assert len(server.bodies("/v1/sgl/flush_cache")) == 2
+    sgl.set_default_backend(core.VLLM(server.url))  # a backend of the language itself
+    sgl.flush_cache()
+    assert len(server.bodies("/v1/sgl/flush_cache")) == 3
+    info = sgl.get_server_info()
+    assert info is not None and info["tokenizer_path"] == "fake"
 
 
 def test_a_prefix_is_cached(server: FakeServer, endpoint: sgl.RuntimeEndpoint) -> None:
     endpoint.cache_prefix("A long beginning.")
     assert server.hints[0]["prompt"] == "A long beginning."
-
-
-def test_without_a_backend_nothing_is_flushed_or_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sgl.global_config, "default_backend", None)
-    assert sgl.flush_cache() is False
-    assert sgl.get_server_info() is None
-
-
-def test_a_backend_of_the_language_itself_is_flushed_and_described(server: FakeServer) -> None:
-    server.plugin = True
-    sgl.set_default_backend(core.VLLM(server.url))
-    sgl.flush_cache()
-    assert len(server.bodies("/v1/sgl/flush_cache")) == 1
-    info = sgl.get_server_info()
-    assert info is not None and info["tokenizer_path"] == "fake"
 
 
 def test_a_chat_template_is_named_and_deprecated(server: FakeServer) -> None:
@@ -82,56 +71,14 @@ def test_verify_is_the_file_of_a_certificate(server: FakeServer, tmp_path) -> No
         endpoint.get_model_name()
 
 
-def test_a_backend_without_a_service_runs_nothing() -> None:
+def test_a_backend_without_a_service_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotImplementedError, match="BaseBackend has no backend"):
         complete.run(backend=BaseBackend())
+    monkeypatch.setattr(sgl.global_config, "default_backend", None)
+    assert (sgl.flush_cache(), sgl.get_server_info()) == (False, None)
 
 
 # --- a server that the program starts -------------------------------------------------------------
-
-
-class FakeProcess:
-    """In place of `VllmServer`: the server is running already."""
-
-    url = ""
-
-    def __init__(self, model: str, **options: Any) -> None:
-        self.model, self.options = model, options
-        self.running = False
-        self.pid = 17
-
-    def start(self) -> None:
-        self.running = True
-
-    def stop(self) -> None:
-        self.running = False
-
-
-@pytest.fixture
-def process(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
-    monkeypatch.setattr(FakeProcess, "url", server.url)
-    monkeypatch.setattr("sgl_vllm.server_process.VllmServer", FakeProcess)
-    return FakeProcess
-
-
-def test_a_runtime_starts_a_server_and_ends_it(process: type[FakeProcess]) -> None:
-    runtime = sgl.Runtime(model_path="org/model", tp_size=2, trust_remote_code=True, port=30000)
-    started: Any = runtime._server
-    assert started.model == "org/model"
-    assert started.options == {
-        "plugin": True,
-        "extra_args": [
-            *("--enable-prompt-tokens-details", "--tensor-parallel-size", "2"),
-            "--trust-remote-code",
-        ],
-    }
-    assert runtime.url == runtime.endpoint.base_url
-    assert runtime.pid == 17
-    sgl.set_default_backend(runtime)
-    assert complete.run()["word"] == "[5]"
-    assert runtime.endpoint.get_model_name() == "fake"
-    runtime.shutdown()
-    assert runtime.pid is None
 
 
 def test_an_argument_without_an_option_of_vllms_is_ignored_with_a_warning() -> None:
