@@ -41,6 +41,15 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
     return ChatTemplate()
 
 
+def _say_it_is_ignored(stacklevel: int) -> None:
+    warnings.warn(
+        "chat_template is deprecated: leave it out, because the server or service renders chats "
+        "with its own template",
+        DeprecationWarning,
+        stacklevel,
+    )
+
+
 class BaseBackend(BackendHandle):
     """A backend with SGLang's methods, which are synchronous. `backend` runs the programs."""
 
@@ -52,9 +61,9 @@ class BaseBackend(BackendHandle):
     ) -> None:
         self.model_name = model_name
         self._backend = backend
-        self._chat_template = ChatTemplate()
+        self._chat_template = chat_template or ChatTemplate()
         if chat_template is not None:
-            self.chat_template = chat_template
+            _say_it_is_ignored(stacklevel=4)  # where a subclass is called
 
     @property
     def backend(self) -> Backend:
@@ -68,12 +77,7 @@ class BaseBackend(BackendHandle):
 
     @chat_template.setter
     def chat_template(self, template: ChatTemplate) -> None:
-        warnings.warn(
-            "chat_template is deprecated: leave it out, because the server or service renders "
-            "chats with its own template",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        _say_it_is_ignored(stacklevel=3)
         self._chat_template = template
 
     def get_chat_template(self) -> ChatTemplate:

@@ -65,6 +65,7 @@ class Anthropic(ScorelessBackend, ClientBackend):
     """
 
     scoreless_methods = (token_length_normalized,)
+    advice_on_key = "pass it as Anthropic(..., api_key=...) or set ANTHROPIC_API_KEY"
 
     @suggests
     def __init__(
@@ -84,14 +85,6 @@ class Anthropic(ScorelessBackend, ClientBackend):
     def name(self) -> str:
         where = f" at {self.base_url}" if self.base_url else ""
         return f"Anthropic's {self.model}{where}"
-
-    @property
-    def advice_on_no_answer(self) -> str:
-        return "is base_url right, and can this machine reach it?"
-
-    @property
-    def advice_on_key(self) -> str:
-        return "pass it as Anthropic(..., api_key=...) or set ANTHROPIC_API_KEY"
 
     def library(self) -> ModuleType:
         try:

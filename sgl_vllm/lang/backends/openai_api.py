@@ -7,7 +7,6 @@ or in chunks. Which routes and options a service has is up to its backend.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import Json
@@ -32,11 +31,6 @@ class OpenAIBackend(ClientBackend):
             raise ValueError(f"base_url must start with http:// or https://, not {base_url!r}")
         super().__init__(api_key, timeout_s, max_retries)
         self.base_url = base_url.rstrip("/")
-
-    def library(self) -> ModuleType:
-        import openai  # here, so that `import sgl_vllm` stays fast
-
-        return openai
 
     def new_client(self) -> AsyncOpenAI:
         import openai

@@ -273,6 +273,8 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
     and are sent all options.
     """
 
+    advice_on_key = "pass it as OpenAI(..., api_key=...) or set OPENAI_API_KEY"
+
     @suggests
     def __init__(
         self,
@@ -303,14 +305,6 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
         return (
             f"OpenAI's {self.model}" if self.is_openai_itself else f"the server at {self.base_url}"
         )
-
-    @property
-    def advice_on_no_answer(self) -> str:
-        return "is base_url right, and can this machine reach it?"
-
-    @property
-    def advice_on_key(self) -> str:
-        return "pass it as OpenAI(..., api_key=...) or set OPENAI_API_KEY"
 
     async def ask(self, body: Json, watch: Watch | None) -> Json:
         path = "chat/completions" if "messages" in body else "completions"
@@ -365,6 +359,8 @@ class LiteLLM(OpenAIRequests):
     """
 
     is_chat_model = True
+    advice_on_no_answer = "is the service's address right, and can this machine reach it?"
+    advice_on_key = "pass it as LiteLLM(..., api_key=...) or set the service's environment variable"
 
     def __init__(
         self, model: str, *, timeout_s: float = 600.0, max_retries: int = 2, **options: Any
@@ -379,19 +375,6 @@ class LiteLLM(OpenAIRequests):
     @property
     def name(self) -> str:
         return f"{self.model} through LiteLLM"
-
-    @property
-    def advice_on_no_answer(self) -> str:
-        return "is the service's address right, and can this machine reach it?"
-
-    @property
-    def advice_on_key(self) -> str:
-        return "pass it as LiteLLM(..., api_key=...) or set the service's environment variable"
-
-    def library(self) -> ModuleType:
-        import openai  # LiteLLM's errors are subclasses of OpenAI's
-
-        return openai
 
     async def ask(self, body: Json, watch: Watch | None) -> Json:
         call: Json = {

@@ -59,19 +59,16 @@ class ServiceBackend(Backend):
 
     # --- what differs between services -----------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def advice_on_no_answer(self) -> str:
-        """What to do if nothing answers at the address."""
+    advice_on_no_answer = "is base_url right, and can this machine reach it?"
+    advice_on_nonsense = "is the URL right?"
+    advice_on_key: str
+    """How to pass the API key."""
 
-    @property
-    @abstractmethod
-    def advice_on_key(self) -> str:
-        """How to pass the API key."""
-
-    @abstractmethod
     def library(self) -> ModuleType:
         """The official client's module: `openai`, or one whose errors have the same names."""
+        import openai  # here, so that `import sgl_vllm` stays fast
+
+        return openai
 
     def warn_once(self, message: str) -> None:
         """Log a warning unless it was logged before."""
@@ -136,7 +133,9 @@ class ServiceBackend(Backend):
             raise self.unreadable() from error
 
     def unreadable(self) -> BackendError:
-        return BackendError(f"{self.name} sent an answer that cannot be read: is the URL right?")
+        return BackendError(
+            f"{self.name} sent an answer that cannot be read: {self.advice_on_nonsense}"
+        )
 
     def refuse(self, feature: str, advice: str) -> NoReturn:
         """Raise UnsupportedError for `feature`."""

@@ -94,6 +94,13 @@ class VLLM(OnVLLM, OpenAIMedia):
     such as ``{"enable_thinking": False}``.
     """
 
+    advice_on_no_answer = (
+        "is the URL right, and is the server running? Start one with "
+        "`vllm serve MODEL --plugin sgl_vllm`"
+    )
+    advice_on_nonsense = "is it a vLLM server?"
+    advice_on_key = "pass the server's --api-key as VLLM(..., api_key=...)"
+
     @suggests
     def __init__(
         self,
@@ -123,20 +130,6 @@ class VLLM(OnVLLM, OpenAIMedia):
     @property
     def name(self) -> str:
         return f"the vLLM server at {self.url}"
-
-    @property
-    def advice_on_no_answer(self) -> str:
-        return (
-            "is the URL right, and is the server running? Start one with "
-            "`vllm serve MODEL --plugin sgl_vllm`"
-        )
-
-    @property
-    def advice_on_key(self) -> str:
-        return "pass the server's --api-key as VLLM(..., api_key=...)"
-
-    def unreadable(self) -> BackendError:
-        return BackendError(f"{self.name} sent an answer that cannot be read: is it a vLLM server?")
 
     # --- the interface of a backend --------------------------------------------------------------
 

@@ -58,8 +58,10 @@ def test_a_chat_template_is_named_and_deprecated(server: FakeServer) -> None:
     with pytest.warns(DeprecationWarning, match="renders chats with its own template"):
         endpoint = sgl.RuntimeEndpoint(server.url, chat_template_name="llama-3-instruct")
     assert endpoint.chat_template.name == endpoint.get_chat_template().name == "llama-3-instruct"
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning) as warned:
         endpoint.chat_template = get_chat_template("chatml")
+        sgl.OpenAI("gpt-4", chat_template=get_chat_template("chatml"), api_key="k")
+    assert [warning.filename for warning in warned] == [__file__] * 2
     assert endpoint.chat_template.name == "chatml"
     assert complete.run(backend=endpoint)["word"] == "[5]"
     assert complete.run_batch([{}], backend=endpoint)[0]["word"] == "[5]"
