@@ -14,9 +14,8 @@ from sgl_vllm.commands.arguments import ApiKey, PrintsJson, argument, option, se
 from sgl_vllm.commands.client import ServerError, SglServer
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.prompt_lint import report
-from sgl_vllm.prompt_lint.lint import lint
+from sgl_vllm.prompt_lint.lint import Tokenizer, Words, lint
 from sgl_vllm.prompt_lint.prompts import LogError, Part, Prompt, read_log
-from sgl_vllm.prompt_lint.replay import Tokenizer, Words
 
 MAX_NODES = 10_000
 MAX_TEXT_TOKENS = 4_096

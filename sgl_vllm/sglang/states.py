@@ -23,7 +23,6 @@ from sgl_vllm.lang.transcript import (
     Report,
     SelectMeta,
     Transcript,
-    Variable,
 )
 from sgl_vllm.lang.usage import Usage
 
@@ -75,7 +74,7 @@ class ProgramState(CoreState):
 
         Tokens are ``(logprob, token id, text)``; the id is None, because OpenAI's API does not
         return it."""
-        return _meta_info(self._variable(name_of(name)))
+        return _meta_info(self._variable(name_of(name)).meta)
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -90,13 +89,13 @@ class ProgramState(CoreState):
             async for piece in pieces:
                 yield piece
             return
-        held: str | None = None
+        held: list[str] = []
         async for piece in pieces:
-            if held is not None:
-                yield held, {}
-            held = piece
-        if held is not None:
-            yield held, self.get_meta_info(var_name)
+            held.append(piece)
+            if len(held) > 1:
+                yield held.pop(0), {}
+        for last in held:
+            yield last, self.get_meta_info(var_name)
 
     def __repr__(self) -> str:
         return f"ProgramState({self.text()})"
@@ -169,25 +168,30 @@ def _event_of(future: Future[Any]) -> threading.Event:
 # --- meta information ----------------------------------------------------------------------------
 
 
-def _meta_info(variable: Variable) -> dict[str, Any]:
-    match variable.meta:
+def _meta_info(meta: GenMeta | SelectMeta | MediaMeta | Report | None) -> dict[str, Any]:
+    match meta:
         case None:
             return {}
         case Report(details):
             return dict(details)
         case GenMeta():
-            return _of_gen(variable.meta)
-        case SelectMeta(_, scores, token_logprobs, usage, details):
-            tokens = [[(logprob, None, None) for logprob in choice] for choice in token_logprobs]
-            return {
-                "normalized_prompt_logprobs": list(scores),
+            found = _of_gen(meta)
+        case SelectMeta():
+            tokens = [[(logprob, None, None) for logprob in one] for one in meta.token_logprobs]
+            found = {
+                "normalized_prompt_logprobs": list(meta.scores),
                 "input_token_logprobs": tokens,
                 "output_token_logprobs": [[] for _ in tokens],
-                **_counts(usage),
-                **details,
+                **meta.details,
             }
-        case MediaMeta(reason, usage):
-            return {"finish_reason": _reason(reason, usage), **_counts(usage)}
+        case MediaMeta():
+            found = {"finish_reason": _reason(meta.finish_reason, meta.usage)}
+    return {
+        "prompt_tokens": meta.usage.prompt_tokens,
+        "completion_tokens": meta.usage.completion_tokens,
+        "cached_tokens": meta.usage.cached_prompt_tokens,
+        **found,
+    }
 
 
 def _of_gen(meta: GenMeta) -> dict[str, Any]:
@@ -206,15 +210,6 @@ def _of_gen(meta: GenMeta) -> dict[str, Any]:
         **(of_output if len(texts) > 1 else texts[0]),
         "input_token_logprobs": _tokens(meta.prompt_logprobs, meta.with_text),
         "input_top_logprobs": _tops(meta.prompt_logprobs, meta.with_text),
-        **_counts(meta.usage),
-    }
-
-
-def _counts(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cached_tokens": usage.cached_prompt_tokens,
     }
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from sgl_vllm.prompt_lint.lint import LintReport, lint
+from sgl_vllm.prompt_lint.lint import LintReport, Replay, Words, lint
 from sgl_vllm.prompt_lint.prompts import LogError, Prompt, read_log
-from sgl_vllm.prompt_lint.replay import Replay, Words
 from tests.unit.prompt_lint import synthetic_log
 from tests.unit.prompt_lint.synthetic_log import FAULTS, Json, chat, lines, log, text
 
