@@ -122,18 +122,15 @@ class VllmServer:
         on_cpu = (vllm := versions.installed_vllm()) is not None and vllm.build == "cpu"
         self.command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve"]
         self.command += [self.model, "--host", "127.0.0.1", "--port", str(self.port)]
-        if served_model_name:
-            self.command += ["--served-model-name", served_model_name]
-        if on_cpu:
-            self.command += CPU_ARGUMENTS
-        if max_model_len:
-            self.command += ["--max-model-len", str(max_model_len)]
-        if block_size:
-            self.command += ["--block-size", str(block_size)]
-        if plugin:
-            self.command += ["--plugin", "sgl_vllm"]
-        if plugin_config:
-            self.command += ["--plugin-config", json.dumps(plugin_config)]
+        self.command += CPU_ARGUMENTS if on_cpu else ()
+        for flag, value in (
+            ("--served-model-name", served_model_name),
+            ("--max-model-len", max_model_len),
+            ("--block-size", block_size),
+            ("--plugin", "sgl_vllm" if plugin else None),
+            ("--plugin-config", json.dumps(plugin_config) if plugin_config else None),
+        ):
+            self.command += [flag, str(value)] if value else []
         self.command += extra_args
         defaults = dict(QUIET_ENVIRONMENT)
         if on_cpu:
