@@ -116,19 +116,4 @@ def server_args(block_size_tokens: int) -> tuple[str, ...]:
     )
 
 
-WORKLOAD = Workload(
-    name="agent_sessions",
-    summary="sessions of coding agents with pauses for tools and people, a small cache",
-    gain=(
-        "A step whose context the cache still holds computes little, and while one session waits "
-        "for a tool or a person others evict it: what is kept, and which request goes first, "
-        "decides."
-    ),
-    program=session,
-    items=items,
-    num_requests=24,
-    quick_requests=6,
-    concurrency=12,
-    pauses=True,
-    server_args=server_args,
-)
+WORKLOAD = Workload.of("agent_sessions", session, items, pauses=True, server_args=server_args)

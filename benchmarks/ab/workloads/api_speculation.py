@@ -44,16 +44,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     return [{"note": texts.text(texts.number(*NOTE_TOKENS))} for _ in range(num_requests)]
 
 
-WORKLOAD = Workload(
-    name="api_speculation",
-    summary="three fields of a record from one generation, against three: prompt tokens count",
-    gain=(
-        "The client's: one call instead of three where the model goes on in the form of the "
-        "examples, so a third of the prompt tokens, for some output tokens that are not used."
-    ),
-    program=speculating,
-    stock_program=field_by_field,
-    items=items,
-    num_requests=64,
-    quick_requests=16,
-)
+WORKLOAD = Workload.of("api_speculation", speculating, items, stock_program=field_by_field)

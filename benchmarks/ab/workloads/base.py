@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,11 @@ class Texts:
             raise ValueError(f"--data: cannot read {self.data / name}: {error}") from error
 
 
+_TABLE: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("workloads.toml").read_text()
+)
+
+
 def usual_server_args(block_size_tokens: int) -> tuple[str, ...]:
     """Those of most workloads, which can so share their servers."""
     return ("--max-model-len", str(MAX_MODEL_LEN))
@@ -135,6 +141,17 @@ class Workload:
     stock_program: sgl.Program | None = None
     score: Callable[[Item, sgl.ProgramState], float] | None = None
     server_args: Callable[[int], tuple[str, ...]] = usual_server_args
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        program: sgl.Program,
+        items: Callable[[Texts, int], list[Item]],
+        **more: Any,
+    ) -> Workload:
+        """With what `workloads.toml` says of it."""
+        return cls(name=name, program=program, items=items, **_TABLE[name], **more)
 
 
 def _one_token_words(tokenizer: Tokenizer) -> list[str]:

@@ -65,27 +65,5 @@ def _lengths(texts: Texts, reply_tokens: tuple[int, int]) -> list[tuple[int, int
             return drawn
 
 
-SHORT = Workload(
-    name="chat_short",
-    summary="20 conversations of 4 turns, 256 to 512 tokens in, 4 to 8 out (--data: MT-bench)",
-    gain=(
-        "Each turn goes on where the last one ended, token by token, where stock computes up to a "
-        "block again: on a CPU some 45 of 445 tokens a turn, with a GPU's small blocks some 6."
-    ),
-    program=conversation,
-    items=partial(items, SHORT_REPLY_TOKENS),
-    num_requests=20,
-    quick_requests=10,
-)
-LONG = Workload(
-    name="chat_long",
-    summary="conversations of 4 turns, 256 to 512 tokens in and out (--data: MT-bench)",
-    gain=(
-        "Next to none: of each turn stock computes up to a block again, which is little next to "
-        "decoding hundreds of tokens."
-    ),
-    program=conversation,
-    items=partial(items, LONG_REPLY_TOKENS),
-    num_requests=4,
-    quick_requests=2,
-)
+SHORT = Workload.of("chat_short", conversation, partial(items, SHORT_REPLY_TOKENS))
+LONG = Workload.of("chat_long", conversation, partial(items, LONG_REPLY_TOKENS))

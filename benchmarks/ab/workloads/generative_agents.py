@@ -65,16 +65,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     return list(islice(calls(), num_requests))
 
 
-WORKLOAD = Workload(
-    name="generative_agents",
-    summary="five kinds of call with 2 to 20 tokens of output, for 8 personas by event",
-    gain=(
-        "Prompts part in the middle of a block, behind the persona or the examples: stock computes "
-        "from the block's beginning, the plugin from the first new token. Little is decoded, so "
-        "that shows."
-    ),
-    program=call,
-    items=items,
-    num_requests=120,
-    quick_requests=40,
-)
+WORKLOAD = Workload.of("generative_agents", call, items)

@@ -150,20 +150,7 @@ def few_shot_items(texts: Texts, num_requests: int) -> list[Item]:
     ]
 
 
-FEW_SHOT = Workload(
-    name="few_shot_gsm8k",
-    summary="five examples that all share, a question, up to 256 tokens of an answer",
-    gain=(
-        "Little is possible: most of the time goes into the answers, which nothing shortens. The "
-        "first requests wait a step for one of them to compute the examples, and a hit ends where "
-        "the examples do, where stock's ends with a whole block."
-    ),
-    program=few_shot,
-    items=few_shot_items,
-    num_requests=24,
-    quick_requests=8,
-    score=score,
-)
+FEW_SHOT = Workload.of("few_shot_gsm8k", few_shot, few_shot_items, score=score)
 
 
 # -- multi_chain
@@ -213,17 +200,4 @@ def _varied(texts: Texts, num_tokens: int) -> int:
     return max(1, min(varied, MAX_ANSWER_TOKENS))
 
 
-MULTI_CHAIN = Workload(
-    name="multi_chain",
-    summary="five chains of up to 256 tokens side by side, then an answer that reads them all",
-    gain=(
-        "Little is possible: nearly all of the time goes into the chains, which nothing shortens. "
-        "Chains take their question from the cache, and the answer takes question and first chain "
-        "from it, to the token, where stock's hits end with a whole block."
-    ),
-    program=chains,
-    items=chain_items,
-    num_requests=8,
-    quick_requests=3,
-    score=score,
-)
+MULTI_CHAIN = Workload.of("multi_chain", chains, chain_items, score=score)

@@ -104,17 +104,4 @@ def _made_up(texts: Texts) -> Beginning:
     )
 
 
-WORKLOAD = Workload(
-    name="hellaswag",
-    summary="twenty examples, one of four endings by select; stock: by prompt logprobs",
-    gain=(
-        "Stock computes the whole prompt for each ending, as it caches none of which it tells "
-        "log-probabilities; the plugin computes the examples once, a context once for its four "
-        "endings, and the endings."
-    ),
-    program=ending,
-    items=items,
-    num_requests=200,
-    quick_requests=4,
-    score=score,
-)
+WORKLOAD = Workload.of("hellaswag", ending, items, score=score)

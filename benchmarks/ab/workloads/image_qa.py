@@ -82,30 +82,7 @@ def mosaic(rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-IMAGE = Workload(
-    name="image_qa",
-    summary="six questions about an image at once, and one of three labels by select",
-    gain=(
-        "The image is computed once, to its last token. Stock computes up to a block again for "
-        "each question, and the whole prompt for each label, which is most of the difference."
-    ),
-    program=ask,
-    items=partial(items, 1),
-    num_requests=8,
-    quick_requests=2,
-    concurrency=1,
-    model=MODEL,
-    server_args=server_args,
-)
-VIDEO = Workload(
-    name="video_qa",
-    summary=f"the same about a video of {NUM_FRAMES} frames",
-    gain="As with an image; a label's prompt is longer.",
-    program=ask,
-    items=partial(items, NUM_FRAMES),
-    num_requests=4,
-    quick_requests=1,
-    concurrency=1,
-    model=MODEL,
-    server_args=server_args,
+IMAGE = Workload.of("image_qa", ask, partial(items, 1), model=MODEL, server_args=server_args)
+VIDEO = Workload.of(
+    "video_qa", ask, partial(items, NUM_FRAMES), model=MODEL, server_args=server_args
 )

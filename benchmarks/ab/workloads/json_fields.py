@@ -38,17 +38,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     return [{"article": texts.text(texts.number(*PROMPT_TOKENS))} for _ in range(num_requests)]
 
 
-WORKLOAD = Workload(
-    name="json_fields",
-    summary="five values, each by a regular expression, with the program's text between them",
-    gain=(
-        "Each value goes on where the last one ended, token by token, where stock computes up to "
-        "a block again; and what a value's expression forces needs no pass."
-    ),
-    program=card,
-    items=items,
-    num_requests=64,
-    quick_requests=16,
-    concurrency=1,
-    structured=True,
-)
+WORKLOAD = Workload.of("json_fields", card, items, structured=True)

@@ -48,17 +48,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     return [{"about": texts.text(texts.number(*PROMPT_TOKENS))} for _ in range(num_requests)]
 
 
-WORKLOAD = Workload(
-    name="json_regex",
-    summary="one regular expression for a whole JSON object: most of it is forced",
-    gain=(
-        "What the expression forces is appended without a pass of its own: passes fall to the "
-        "undecided tokens."
-    ),
-    program=character,
-    items=items,
-    num_requests=64,
-    quick_requests=24,
-    concurrency=1,
-    structured=True,
-)
+WORKLOAD = Workload.of("json_regex", character, items, structured=True)

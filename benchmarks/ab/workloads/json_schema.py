@@ -40,18 +40,10 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     return [{"schema": usable[index]} for index in texts.order(num_requests, len(usable))]
 
 
-WORKLOAD = Workload(
-    name="json_schema",
-    summary="JSON held to a schema, another one each time (--data: MaskBench's)",
-    gain=(
-        "What the schema forces is appended without a pass of its own; compiling a schema and "
-        "its masks take the same on both."
-    ),
-    program=value,
-    items=items,
-    num_requests=64,
-    quick_requests=16,
-    concurrency=1,
+WORKLOAD = Workload.of(
+    "json_schema",
+    value,
+    items,
     structured=True,
     server_args=lambda block_size_tokens: (
         *("--max-model-len", str(MAX_MODEL_LEN)),

@@ -41,16 +41,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     ]
 
 
-WORKLOAD = Workload(
-    name="llm_judge",
-    summary="an essay judged by six criteria at once, then a score from all judgements",
-    gain=(
-        "The six branches share the essay to its last token, where stock computes up to a block "
-        "of it again for each. Five of the six judgements are new text in the last prompt on both, "
-        "and decoding, which is most of the time, is the same."
-    ),
-    program=judge,
-    items=items,
-    num_requests=6,
-    quick_requests=2,
-)
+WORKLOAD = Workload.of("llm_judge", judge, items)

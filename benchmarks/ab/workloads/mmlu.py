@@ -147,30 +147,5 @@ def _made_up(texts: Texts, num_requests: int) -> list[list[MultipleChoice]]:
     ]
 
 
-WORKLOAD = Workload(
-    name="mmlu",
-    summary="five examples, a question, one of four labels by select; stock: by prompt logprobs",
-    gain=(
-        "Stock computes the whole prompt for each label, as it caches none of which it tells "
-        "log-probabilities; the plugin computes what no earlier question shares, once for all four."
-    ),
-    program=choice,
-    items=items,
-    num_requests=32,
-    quick_requests=8,
-    score=score,
-)
-BEST = Workload(
-    name="mmlu_best",
-    summary="the questions of mmlu; stock: one request each, of one token held to the labels",
-    gain=(
-        "Next to none is possible: both compute the new part of a prompt once. The plugin does so "
-        "for four prompts of one more token, and what they share waits for none of them."
-    ),
-    program=choice,
-    stock_program=choice_by_one_token,
-    items=items,
-    num_requests=64,
-    quick_requests=16,
-    score=score,
-)
+WORKLOAD = Workload.of("mmlu", choice, items, score=score)
+BEST = Workload.of("mmlu_best", choice, items, stock_program=choice_by_one_token, score=score)

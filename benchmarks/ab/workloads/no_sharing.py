@@ -25,14 +25,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     ]
 
 
-WORKLOAD = Workload(
-    name="no_sharing",
-    summary="random prompts: what the plugin costs where it cannot help",
-    gain=(
-        "None is possible: no two prompts have anything in common. It shows what the plugin costs."
-    ),
-    program=continuation,
-    items=items,
-    num_requests=128,
-    quick_requests=32,
-)
+WORKLOAD = Workload.of("no_sharing", continuation, items)

@@ -89,15 +89,4 @@ def _questions(texts: Texts, number: int) -> list[Question]:
     return [read[index] for index in texts.order(number, len(read))]
 
 
-WORKLOAD = Workload(
-    name="rag",
-    summary="three documents of a corpus in a fixed order, a question, up to 64 tokens",
-    gain=(
-        "A hit ends where the last shared document does, where stock's ends with a whole block; "
-        "of requests at once that begin alike, one computes what they share."
-    ),
-    program=answer,
-    items=items,
-    num_requests=24,
-    quick_requests=8,
-)
+WORKLOAD = Workload.of("rag", answer, items)

@@ -113,16 +113,4 @@ def _made_up_world(texts: Texts, num_questions: int) -> _World:
     )
 
 
-WORKLOAD = Workload(
-    name="react",
-    summary="agents of 3 to 7 steps after 6 examples, a trace replayed (--data: ReAct's, HotPotQA)",
-    gain=(
-        "Each step goes on where the last one ended, token by token, where stock computes up to a "
-        "block again; both have the examples from the cache, and decoding, which is most of the "
-        "time, is the same."
-    ),
-    program=agent,
-    items=items,
-    num_requests=10,
-    quick_requests=4,
-)
+WORKLOAD = Workload.of("react", agent, items)

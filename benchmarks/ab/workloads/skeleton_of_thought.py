@@ -71,15 +71,4 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     ]
 
 
-WORKLOAD = Workload(
-    name="skeleton_of_thought",
-    summary="five short tips one by one, then their expansions at once (--data: MT-bench)",
-    gain=(
-        "Six requests in a row go on where the last one ended, and five at once have the whole "
-        "skeleton from the cache; stock computes up to a block of it again for each."
-    ),
-    program=answer,
-    items=items,
-    num_requests=8,
-    quick_requests=3,
-)
+WORKLOAD = Workload.of("skeleton_of_thought", answer, items)

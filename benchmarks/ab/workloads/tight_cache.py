@@ -47,17 +47,4 @@ def server_args(block_size_tokens: int) -> tuple[str, ...]:
     )
 
 
-WORKLOAD = Workload(
-    name="tight_cache",
-    summary=f"{NUM_GROUPS} prefixes in rotation, a cache that holds a fifth of them",
-    gain=(
-        "Of those that wait, requests whose prefix is cached run together, before it is "
-        "forgotten: the more wait per prefix, the less is computed again."
-    ),
-    program=answer,
-    items=items,
-    num_requests=384,
-    quick_requests=192,
-    concurrency=144,
-    server_args=server_args,
-)
+WORKLOAD = Workload.of("tight_cache", answer, items, server_args=server_args)

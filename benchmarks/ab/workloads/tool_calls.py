@@ -66,18 +66,10 @@ def _item(texts: Texts, number: int) -> Item:
     }
 
 
-WORKLOAD = Workload(
-    name="tool_calls",
-    summary="tool calls of agents, by name and by choice, one and several in an answer",
-    gain=(
-        "Names of the only function, of arguments, and all that is between them and between calls "
-        "is appended without a pass of its own."
-    ),
-    program=agent,
-    items=items,
-    num_requests=48,
-    quick_requests=12,
-    concurrency=1,
+WORKLOAD = Workload.of(
+    "tool_calls",
+    agent,
+    items,
     structured=True,
     request_fields=request_fields,
     server_args=lambda block_size_tokens: (

@@ -96,16 +96,4 @@ def _real_puzzles(texts: Texts) -> list[str] | None:
     return [puzzle for puzzle in puzzles if puzzle]
 
 
-WORKLOAD = Workload(
-    name="tree_of_thought",
-    summary="39 thoughts in a tree of width 3 on the Game of 24 (--data: its puzzles)",
-    gain=(
-        "The three branches of a thought have all of it from the cache, where stock computes up to "
-        "a block of it again for each; decoding, which is most of the time, is the same."
-    ),
-    program=search,
-    items=items,
-    num_requests=2,
-    quick_requests=1,
-    concurrency=2,  # each of them branches into 27
-)
+WORKLOAD = Workload.of("tree_of_thought", search, items)

@@ -57,7 +57,7 @@ FORMATS: dict[str, Callable[[int], Expression]] = {
 
 @pytest.mark.parametrize(
     "name",
-    some_nightly(FORMATS, ["a constant", "a string of a tag", "a class of a grammar"]),
+    some_nightly(FORMATS, ["a constant", "a string of a tag"]),
 )
 def test_a_format_is_forgotten_with_its_automaton(name, monkeypatch):
     monkeypatch.setattr(terminal_walks, "_MAX_BYTES", MAX_KEPT_BYTES // 4)
