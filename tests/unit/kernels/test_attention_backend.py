@@ -20,7 +20,6 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from sgl_vllm.kernels import attention_backend, prefix_levels, prefix_plan
 from sgl_vllm.kernels.attention_backend import (
-    PrefixGroupedBackend,
     PrefixGroupedBuilder,
     PrefixGroupedImpl,
     PrefixGroupedMetadata,
@@ -79,13 +78,6 @@ def device_plan(shape: prefix_levels.AttentionShape = SHAPE) -> DevicePlan:
     table = np.array([[0, 1, 2], [0, 1, 3]], dtype=np.int32)
     plan = prefix_plan.build_plan(table, np.array([40, 35], dtype=np.int32), shape)
     return DevicePlan.upload(plan, "cpu")
-
-
-def test_it_is_found_by_the_name_that_it_gives(registered: None) -> None:
-    attention_backend.register()
-    assert AttentionBackendEnum[PrefixGroupedBackend.get_name()].get_class() is PrefixGroupedBackend
-    assert PrefixGroupedBackend.get_impl_cls() is PrefixGroupedImpl
-    assert PrefixGroupedBackend.get_builder_cls() is PrefixGroupedBuilder
 
 
 # -- which attention is called

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_vllm.kernels import decode_step, prefix_levels, prefix_plan
-from sgl_vllm.kernels.decode_step import HostRows, Layer, Planner, num_decodes
+from sgl_vllm.kernels.decode_step import Layer, Planner, num_decodes
 
 LAYER = Layer(head_size=128, num_heads=32, num_kv_heads=8)
 SHAPE = prefix_levels.AttentionShape(4, 1, 32, 2, 16)
@@ -121,12 +121,3 @@ def test_a_kept_plan_is_right_for_the_table_of_its_step(data: st.DataObject) -> 
             blocks = slice(item[prefix_plan.KV_START] // 16, item[prefix_plan.KV_END] // 16)
             if len(members) > 1:
                 assert (table[members, blocks] == table[item[prefix_plan.TABLE_ROW], blocks]).all()
-
-
-def test_rows_on_the_host_are_as_written() -> None:
-    rows = HostRows(num_requests=3, max_blocks=5)
-    rows.write(2, 0, [7, 8])
-    rows.write(2, 2, (9,))
-    rows.write(0, 0, [1])
-    rows.write(2, 3, [])
-    assert rows.rows(np.array([2, 0])).tolist() == [[7, 8, 9, 0, 0], [1, 0, 0, 0, 0]]

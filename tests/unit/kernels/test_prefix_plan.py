@@ -224,20 +224,6 @@ def test_the_chosen_levels_are_the_cheapest_choice(
     assert cost_of(taken) == pytest.approx(min(map(cost_of, every_choice)))
 
 
-def test_a_level_that_does_not_pay_is_read_by_those_below() -> None:
-    """Two groups of eight share one block; to read it once more costs less than 16 results."""
-    size = SHAPE.block_size_tokens
-    table = np.zeros((16, 400), dtype=np.int32)
-    table[:, 1:] = np.arange(16 * 399).reshape(16, 399) + 1000
-    table[:8, 1:300], table[8:, 1:300] = np.arange(299) + 1, np.arange(299) + 301
-    lengths = np.full(16, 400 * size, dtype=np.int32)
-    plan = pp.build_plan(table, lengths, SHAPE)
-    assert plan.num_segments == 2
-    shared = plan.items[plan.items[:, pp.NUM_MEMBERS] == 8]
-    assert shared[:, pp.KV_START].min() == 0
-    assert shared[:, pp.KV_END].max() == 300 * size
-
-
 # -- whether it pays
 
 
@@ -316,11 +302,3 @@ def test_a_wrong_batch_is_refused(table: np.ndarray, lengths: np.ndarray, messag
 def test_a_wrong_shape_is_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SHAPE, **wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"rows_per_tile": 48}, {"efficiency": 0.0}, {"again": 2.0}, {"min_split_tokens": 0}]
-)
-def test_wrong_costs_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        replace(pl.DEFAULT_COSTS, **wrong)

@@ -52,17 +52,6 @@ def check(
     assert torch.equal(bits(caches), bits(expected))
 
 
-@pytest.mark.parametrize("num_slots", range(5))
-def test_from_no_slot_to_the_whole_block(num_slots: int) -> None:
-    caches = layers()
-    before = [cache.clone() for cache in caches]
-    SlotCopier(caches).copy(torch.tensor([[1, 4, num_slots]], dtype=torch.int32))
-    for cache, old in zip(caches, before, strict=True):
-        assert torch.equal(bits([cache[4, :, :num_slots]]), bits([old[1, :, :num_slots]]))
-        assert torch.equal(bits([cache[4, :, num_slots:]]), bits([old[4, :, num_slots:]]))
-        assert torch.equal(bits([cache[:4]]), bits([old[:4]]))
-
-
 def test_keys_and_values_apart() -> None:
     """[2, num_blocks, slots, num_heads, head_size] of each layer, as some backends have had it."""
     caches = [torch.randn(2, 6, 4, 3, 8) for _ in range(2)]

@@ -75,11 +75,6 @@ def sessions() -> Sessions:
     return Sessions()
 
 
-def test_nothing_is_expected_before_pauses_were_seen(sessions: Sessions) -> None:
-    sessions.end(1, now_s=0.0)
-    assert sessions.num_expected(0.1) == 0
-
-
 def test_after_short_pauses_a_context_is_expected_for_about_as_long(sessions: Sessions) -> None:
     sessions.learn(pause_s=1.0)
     sessions.end(1, now_s=100.0)
@@ -149,29 +144,6 @@ def test_a_promise_counts_until_its_kind_is_known(sessions: Sessions) -> None:
     leaf = sessions.end(3, now_s=200.0)
     sessions.continuations.ended("", sessions.prompt(3), leaf, ["tool"], 200.0, promised_s=3.0)
     assert sessions.num_expected(201.0) == 0
-
-
-def test_no_promise_counts_for_longer_than_the_horizon(sessions: Sessions) -> None:
-    leaf = sessions.end(1, now_s=100.0)
-    sessions.continuations.ended("", sessions.prompt(1), leaf, ["tool"], 100.0, promised_s=1e4)
-    assert sessions.num_expected(100.0 + HORIZON_S) == 0
-
-
-def test_the_longest_context_that_a_prompt_extends_is_the_one_continued(
-    sessions: Sessions,
-) -> None:
-    sessions.learn(pause_s=1.0)
-    sessions.end(1, now_s=90.0, num_tokens=40)
-    sessions.end(1, now_s=100.0, num_tokens=60)
-    sessions.arrive(1, now_s=103.0, num_tokens=64)
-    assert sessions.num_expected(103.5) == 15
-
-
-def test_prompts_of_another_namespace_continue_nothing(sessions: Sessions) -> None:
-    sessions.learn(pause_s=1.0)
-    sessions.end(1, now_s=100.0)
-    sessions.continuations.arrived("other", sessions.prompt(1, 44), 105.0)
-    assert sessions.num_expected(105.5) == 0
 
 
 def test_promises_with_a_new_tool_each_are_soon_believed_no_longer(sessions: Sessions) -> None:
@@ -266,12 +238,3 @@ def test_new_pauses_replace_old_ones() -> None:
             pauses.add(pause_s)
     assert pauses.num_outcomes <= MAX_OUTCOMES
     assert 0.5 < pauses.expected_for_s(5.0) < 2.0
-
-
-def test_pauses_of_all_lengths_have_a_bucket() -> None:
-    pauses = Pauses()
-    for pause_s in (-1.0, 0.0, 1e-9, 1e12):
-        for _ in range(MIN_OUTCOMES):
-            pauses.add(pause_s)
-    assert pauses.num_outcomes == 4 * MIN_OUTCOMES
-    assert pauses.expected_for_s(1.0) > 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from sgl_vllm.programs.step_graphs import MAX_GRAPHS, MEMORY, KnownStep, MeasuredGraph, StepGraphs
 from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.protocol.step_graph import (
-    MAX_GRAPH_CHARS,
     Step,
     StepGraph,
     StepName,
@@ -116,14 +113,6 @@ def test_a_text_that_is_no_graph_is_read_once_with_a_warning(
     assert len(caplog.records) == 1 and "secret" not in caplog.text
 
 
-def test_a_graph_of_which_no_step_is_named_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = StepGraphs()
-    graphs.step_of("me", hints_of(LINE, 100))
-    monkeypatch.setattr("sgl_vllm.programs.step_graphs.read_graph", None)
-    assert graphs.step_of("me", hints_of(LINE, 100)) is None
-    assert graphs.step_of("me", hints_of(LINE, 1)) is not None
-
-
 def test_a_tenant_with_many_graphs_loses_its_own() -> None:
     graphs = StepGraphs()
     graphs.step_of("me", hints_of(LINE, 0))
@@ -131,16 +120,3 @@ def test_a_tenant_with_many_graphs_loses_its_own() -> None:
         graphs.step_of("you", hints_of(StepGraph((Step(), Step(0, f"tool {number}"))), 0))
     assert len(graphs) == MAX_GRAPHS
     assert graphs.step_of("me", hints_of(LINE, 1, sends_graph=False)) is not None
-
-
-def test_the_largest_graphs_take_little_memory() -> None:
-    """Each step but the first has a tool with a long name of its own."""
-    graphs = StepGraphs()
-    tracemalloc.start()
-    for number in range(MAX_GRAPHS):
-        text = json.dumps([{}, *({"tool": f"{number:0>100}.{index}"} for index in range(127))])
-        hints = Hints(step=StepName(digest_of(text), 0), graph=text)
-        assert len(text) <= MAX_GRAPH_CHARS and graphs.step_of("me", hints) is not None
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert size < 40_000 * MAX_GRAPHS

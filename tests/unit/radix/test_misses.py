@@ -122,25 +122,6 @@ def test_the_last_requests_are_remembered():
     assert cache.misses.of_request("1") == cache.serve(PROMPT)
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "is_of"),
-    [
-        ("cmpl-a-0-0123abcd", "cmpl-a", True),
-        ("1_cmpl-a-2-0123abcd", "cmpl-a", True),
-        ("chatcmpl-a-0123abcd", "chatcmpl-a", True),
-        ("7", "7", True),
-        ("cmpl-a-b-0-0123abcd", "cmpl-a", False),
-        ("cmpl-ab-0-0123abcd", "cmpl-a", False),
-        ("cmpl-a-0-0123abcd", "cmpl", False),
-        ("cmpl-a-0-0123abcd", "a", False),
-    ],
-)
-def test_a_request_is_found_by_the_id_that_its_client_knows(name, asked, is_of):
-    cache = Cache()
-    cache.serve(PROMPT, name=name)
-    assert len(cache.misses.explain(asked, None, now=0.0)) == is_of
-
-
 # -- what a client can learn of others -------------------------------------------------------------
 
 
@@ -167,23 +148,6 @@ def test_no_guess_of_a_token_in_a_block_is_told_apart(num_known, is_evicted):
             assert right == wrong
         elif tail:
             assert right["num_cached_tokens"] == wrong["num_cached_tokens"] + SIZE
-
-
-def test_what_was_evicted_is_not_told_of():
-    known, unknown = (with_secret(is_evicted=True).serve(one) for one in (SECRET, [9] * 15))
-    assert known == unknown and causes(known) == [("not_cached", 0, 15)]
-
-
-def test_exact_numbers_would_tell_each_guess_apart():
-    """So the tests above could fail."""
-    caches = [Cache(is_exact=True), Cache(is_exact=True)]
-    for cache in caches:
-        cache.serve(SECRET)
-    answers = [
-        cache.serve([*SECRET[:5], token, 1])
-        for cache, token in zip(caches, (SECRET[5], 9), strict=True)
-    ]
-    assert causes(answers[0]) != causes(answers[1])
 
 
 @pytest.mark.parametrize("is_evicted", [False, True])

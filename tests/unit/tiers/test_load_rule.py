@@ -56,11 +56,6 @@ def test_constants_are_finite_and_not_negative_whatever_is_measured(samples):
         assert 0 <= found.token_s <= MAX_SAMPLE_S
 
 
-def test_sizes_that_are_alike_make_no_line():
-    assert measured(Line(0.1, 1e-4), sizes=(100, 101, 200)).fit() is None
-    assert MeasuredLine().fit() is None
-
-
 def test_many_of_one_size_do_not_push_out_the_others():
     line = measured(Line(0.01, 1e-4))
     for _ in range(1000):
@@ -79,16 +74,6 @@ def test_outliers_do_not_count():
     assert line.fit() == measured(Line(0.01, 1e-4)).fit()
 
 
-def test_what_has_become_slower_is_seen_after_so_many_of_each_size():
-    line = measured(Line(0.01, 1e-5))
-    for _ in range(KEPT):
-        for size in SIZES:
-            line.add(size, 0.5 + 1e-3 * size)
-    found = line.fit()
-    assert found is not None
-    assert (found.fixed_s, found.token_s) == pytest.approx((0.5, 1e-3), rel=1e-6)
-
-
 def test_everything_is_loaded_until_both_are_measured():
     rule = LoadRule()
     assert not rule.declines(1)
@@ -103,12 +88,6 @@ def test_a_load_is_declined_exactly_where_computing_is_cheaper(a, b, c, d, num_t
     load_s, compute_s = a + b * num_tokens, d * num_tokens
     assume(abs(load_s - compute_s) > 1e-3 * load_s)
     assert rule_of(Line(a, b), Line(c, d)).declines(num_tokens) == (load_s > compute_s)
-
-
-@given(fixed, slopes, fixed, slopes, st.integers(1, 10**5), st.integers(0, 10**5))
-def test_who_loads_would_load_more_too(a, b, c, d, num_tokens, more):
-    rule = rule_of(Line(a, b), Line(c, d))
-    assert rule.declines(num_tokens) or not rule.declines(num_tokens + more)
 
 
 def test_a_tier_that_is_slower_per_token_is_never_loaded_from_but_measured_again():
@@ -140,8 +119,3 @@ def test_a_least_number_of_tokens_holds_whatever_is_measured():
         rule.declined()
     assert rule.declines(63)
     assert not rule.declines(64)
-
-
-def test_always_is_always():
-    rule = rule_of(Line(1.0, 1e-3), Line(0.01, 1e-4), measured=False)
-    assert not rule.declines(1)
