@@ -12,6 +12,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar  # Any: tqdm has no types
 
 from sgl_vllm.lang.backends.base import Backend
@@ -47,6 +48,7 @@ def as_item(given: Mapping[str, object] | Sequence[object], arg_names: Sequence[
     return kwargs
 
 
+@dataclass(eq=False)
 class Batch:
     """The runs of one program over `items`, at most `concurrency` of them at a time.
 
@@ -56,29 +58,19 @@ class Batch:
     what all prompts begin with, `plan_orders` the orders of their `any_order`s.
     """
 
-    def __init__(
-        self,
-        body: Body,
-        backend: Backend,
-        defaults: Sampling,
-        items: Sequence[Item],
-        *,
-        concurrency: int,
-        timeout_s: float | None,
-        shared_prefix: Callable[[Sequence[Item]], Transcript],
-        plan_orders: Callable[[Sequence[Item]], PlannedOrders],
-    ) -> None:
-        self._body = body
-        self._backend = backend
-        self._defaults = defaults
-        self._items = items
-        self._timeout_s = timeout_s
-        self._shared_prefix = shared_prefix
-        self._plan_orders = plan_orders
+    body: Body
+    backend: Backend
+    defaults: Sampling
+    items: Sequence[Item]
+    concurrency: int
+    timeout_s: float | None
+    shared_prefix: Callable[[Sequence[Item]], Transcript]
+    plan_orders: Callable[[Sequence[Item]], PlannedOrders]
+
+    def __post_init__(self) -> None:
         self._planned_orders = NOTHING_PLANNED
         self._seen_chars = 0
-        self._concurrency = concurrency
-        self._threads = ThreadPoolExecutor(concurrency, "sgl-vllm-body")
+        self._threads = ThreadPoolExecutor(self.concurrency, "sgl-vllm-body")
         self._runs: set[Run] = set()
 
     def results(self, *, progress_bar: bool = False) -> Results:
@@ -95,7 +87,7 @@ class Batch:
     @contextlib.contextmanager
     def running(self, *, progress_bar: bool) -> Iterator[list[Future[ProgramState]]]:
         """Start the batch; at the end of the ``with`` block, cancel what is not done."""
-        futures: list[Future[ProgramState]] = [new_future() for _ in self._items]
+        futures: list[Future[ProgramState]] = [new_future() for _ in self.items]
         bar = _progress_bar(futures) if progress_bar else None
         feeding = background_loop().start(self._feed(deque(futures)))
         try:
@@ -112,9 +104,9 @@ class Batch:
 
     async def _feed(self, futures: deque[Future[ProgramState]]) -> None:
         await self._warm()
-        slots = asyncio.Semaphore(self._concurrency)
+        slots = asyncio.Semaphore(self.concurrency)
         runs: set[asyncio.Task[None]] = set()
-        for item in self._items:
+        for item in self.items:
             await slots.acquire()
             run = asyncio.create_task(self._run(item, futures.popleft()))
             runs.add(run)
@@ -126,28 +118,28 @@ class Batch:
 
         This only saves time, so errors are ignored: the runs themselves will report them.
         """
-        if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
+        if len(self.items) < 2 or not global_config.enable_precache_with_tracing:
             return
         prefix = await self._in_thread(self._trace)
         if prefix.is_worth_a_hint:
             with contextlib.suppress(Exception):
-                warming = self._backend.warm(prefix.prompt())
-                await asyncio.wait_for(warming, self._timeout_s)
+                warming = self.backend.warm(prefix.prompt())
+                await asyncio.wait_for(warming, self.timeout_s)
                 self._seen_chars = len(prefix.text)
 
     def _trace(self) -> Transcript:
         """What all prompts begin with. The functions that are traced may raise anything."""
         with contextlib.suppress(BaseException):
-            self._planned_orders = self._plan_orders(self._items)
+            self._planned_orders = self.plan_orders(self.items)
         with contextlib.suppress(BaseException):
-            return self._shared_prefix(self._items)
+            return self.shared_prefix(self.items)
         return Transcript()
 
     async def _run(self, item: Item, future: Future[ProgramState]) -> None:
         """Run one item, and wait for all of its operations."""
-        state = self._body.new_state(
-            self._backend,
-            self._defaults,
+        state = self.body.new_state(
+            self.backend,
+            self.defaults,
             seen_chars=self._seen_chars,
             planned_orders=self._planned_orders,
         )
@@ -155,11 +147,11 @@ class Batch:
         self._runs.add(run)
         error = None
         try:
-            with run.canceled_on_error(self._timeout_s):
-                if self._body.is_async:
-                    await self._body.call_async(state, **item)
+            with run.canceled_on_error(self.timeout_s):
+                if self.body.is_async:
+                    await self.body.call_async(state, **item)
                 else:
-                    await self._in_thread(self._body.call, state, **item)
+                    await self._in_thread(self.body.call, state, **item)
                 await result_of(run.check())
         except BaseException as raised:  # such as "can't start new thread"
             error = raised

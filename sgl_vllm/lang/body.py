@@ -103,10 +103,8 @@ class Body:
                 end(None)
 
         if self.is_async:
-            coroutine = self.call_async(state, *args, **kwargs)
-            calling = context.run(run.background.start, coroutine)
+            calling = context.run(run.background.start, self.call_async(state, *args, **kwargs))
             calling.add_done_callback(lambda done: end(error_of(done)))
         else:
-            threading.Thread(
-                target=context.run, args=(call,), name="sgl-vllm-body", daemon=True
-            ).start()
+            call_inside = functools.partial(context.run, call)
+            threading.Thread(target=call_inside, name="sgl-vllm-body", daemon=True).start()

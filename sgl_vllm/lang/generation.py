@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, Watch, no_hints
@@ -53,50 +53,43 @@ def open_prompt(transcript: Transcript, backend: Backend, feature: str) -> Promp
     )
 
 
+@dataclass(eq=False)
 class Generation:
     """One `gen` on `transcript`, answered by text generated ahead of it if that matches, otherwise
     by the backend.
 
     `ahead` is that text, and afterwards what is left of it or was generated instead. `first` is the
     text that joins the prompt, and `usage` the cost of its request.
-    """
 
-    first: Generated
-    usage: Usage
-
-    def __init__(
-        self,
-        expr: Gen,
-        run: Run,
-        transcript: Transcript,
-        ahead: Ahead | None,
-        show: Callable[[str], None],
-        hints: Callable[[bool], Hints],
-    ) -> None:
-        """Args:
+    Args:
         show: receives the text generated so far, in a streamed run.
         hints: what is known to follow an attempt, and which step it is, given whether it is the
             last one.
-        """
-        self.ahead = ahead
-        self._expr = expr
-        self._run = run
-        self._backend = run.backend
-        self._transcript = transcript
-        self._show = show
-        self._hints = hints
-        self._constraint = expr.constraint
-        self._sampling = expr.sampling.over(run.defaults)
+    """
+
+    expr: Gen
+    run: Run
+    transcript: Transcript
+    ahead: Ahead | None
+    show: Callable[[str], None]
+    hints: Callable[[bool], Hints]
+
+    def __post_init__(self) -> None:
+        self.first = Generated("", "")
+        self.usage = Usage()
+        self._backend = self.run.backend
+        self._constraint = self.expr.constraint
+        self._sampling = self.expr.sampling.over(self.run.defaults)
 
     async def variable(self) -> Variable:
         """Generate until the text can be read as a value, or the retries are used up.
 
         Raises ValueError with the reader's error if it cannot, and BackendError.
         """
-        expr = self._expr
+        expr = self.expr
         for retries_left in reversed(range(expr.retries + 1)):
             answer = await self._ask(is_last=not retries_left)
-            self._run.usage += answer.usage
+            self.run.usage += answer.usage
             reasonings, texts = _split_reasoning(expr, answer.texts)
             try:
                 values = [_read_as(expr, text) for text in texts]
@@ -104,7 +97,7 @@ class Generation:
                 if not retries_left:
                     raise
                 self.ahead = None
-                self._show("")
+                self.show("")
             else:
                 break
         self.first, self.usage = texts[0], answer.usage
@@ -121,10 +114,10 @@ class Generation:
         return Variable(values[0], self.first.text, meta, reasonings[0])
 
     async def _ask(self, *, is_last: bool) -> GenAnswer:
-        num_tokens_ahead = self._run.num_api_spec_tokens
-        if num_tokens_ahead and can_be_speculated(self._expr, self._sampling):
+        num_tokens_ahead = self.run.num_api_spec_tokens
+        if num_tokens_ahead and can_be_speculated(self.expr, self._sampling):
             return await self._ask_speculatively(num_tokens_ahead)
-        hints = no_hints if num_tokens_ahead else functools.partial(self._hints, is_last)
+        hints = no_hints if num_tokens_ahead else functools.partial(self.hints, is_last)
         return await self._ask_plainly(functools.cache(hints))
 
     # --- one request per generation ------------------------------------------------------------
@@ -133,7 +126,7 @@ class Generation:
         self.ahead = None
         stop = _StopRegex(self._sampling.stop_regex)
         request = GenRequest(
-            open_prompt(self._transcript, self._backend, "gen"),
+            open_prompt(self.transcript, self._backend, "gen"),
             self._sampling,
             self._constraint,
             self._watch(stop),
@@ -157,19 +150,19 @@ class Generation:
 
     def _watch(self, stop: _StopRegex) -> Watch | None:
         """A watcher if the run is streamed or a stop pattern is set; None otherwise."""
-        if self._sampling.n != 1 or not (self._run.is_streamed or stop.patterns):
+        if self._sampling.n != 1 or not (self.run.is_streamed or stop.patterns):
             return None
 
         # Readers must not see text that a stop pattern or a retry may still remove.
-        is_shown = self._run.is_streamed and not stop.patterns and not self._expr.retries
-        reasoning = self._expr.reasoning
+        is_shown = self.run.is_streamed and not stop.patterns and not self.expr.retries
+        reasoning = self.expr.reasoning
         raw = ""
 
         def watch(piece: str, num_tokens: int | None) -> bool:
             nonlocal raw
             raw += piece
             if is_shown:
-                self._show(reasoning.begun(raw) if reasoning else raw)
+                self.show(reasoning.begun(raw) if reasoning else raw)
             return stop.is_settled(raw)
 
         return watch
@@ -189,7 +182,7 @@ class Generation:
                 saved = Usage(saved_calls=1, saved_prompt_tokens=self.ahead.num_prompt_tokens_here)
                 text, self.ahead = answer
                 return GenAnswer((text,), saved)
-        transcript, backend = self._transcript, self._backend
+        transcript, backend = self.transcript, self._backend
         begun = ""
         prompt = transcript.prompt()
         if (
@@ -246,8 +239,8 @@ class Generation:
 
         def watch(piece: str, num_tokens: int | None) -> bool:
             is_enough = lookout(piece, num_tokens)
-            if self._run.is_streamed and (shown := lookout.shown()) is not None:
-                self._show(shown)
+            if self.run.is_streamed and (shown := lookout.shown()) is not None:
+                self.show(shown)
             return is_enough
 
         answer = await self._backend.generate(GenRequest(prompt, lookout.sampling, watch=watch))

@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import Transcript
@@ -54,29 +55,23 @@ tool_times = ToolTimes()
 """Those of this process."""
 
 
+@dataclass(eq=False)
 class PrefillAhead:
     """Sends one prompt while a tool runs: at once, and again shortly before the tool is expected
     to return. Meanwhile the server may have evicted it, or moved it to host memory. The second
     request costs next to nothing if the server still has all of it.
 
-    `is_computed` says whether the server has computed it.
-    """
-
-    def __init__(
-        self,
-        transcript: Transcript,
-        send: Callable[[Transcript], Awaitable[bool]],
-        is_needed: Callable[[], bool],
-    ) -> None:
-        """Args:
+    Args:
         send: has the server compute a prompt, and says whether it did. It raises nothing.
         is_needed: whether the prompt goes on with text of the model, as far as is known.
-        """
-        self._transcript = transcript
-        self._send = send
-        self._is_needed = is_needed
-        self._request: asyncio.Task[None] | None = None
-        self.is_computed = False
+        is_computed: whether the server has computed it.
+    """
+
+    transcript: Transcript
+    send: Callable[[Transcript], Awaitable[bool]]
+    is_needed: Callable[[], bool]
+    is_computed: bool = False
+    _request: asyncio.Task[None] | None = None
 
     @contextmanager
     def during(self, tool_s: float | None) -> Iterator[None]:
@@ -84,7 +79,7 @@ class PrefillAhead:
         if not global_config.enable_prefill_during_tools:
             yield
             return
-        call_later, transcript = asyncio.get_running_loop().call_later, self._transcript
+        call_later, transcript = asyncio.get_running_loop().call_later, self.transcript
         timers = []
         if transcript.is_worth_a_hint:
             timers.append(call_later(AFTER_S, self._start))
@@ -101,9 +96,9 @@ class PrefillAhead:
 
     def _start(self) -> None:
         is_waiting = self._request is not None and not self._request.done()
-        if self._is_needed() and not is_waiting:
+        if self.is_needed() and not is_waiting:
             self._request = asyncio.create_task(self._compute())
 
     async def _compute(self) -> None:
-        if await self._send(self._transcript):
+        if await self.send(self.transcript):
             self.is_computed = True

@@ -11,19 +11,20 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar  # Any: results of several types
 
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class RunningTool:
     """A call of a tool. `outer` is the tool that runs the program which called it, `waits_for` what
     the code inside of it waits for."""
 
-    def __init__(self, outer: RunningTool | None, waits_for: Iterable[Blocker] = ()) -> None:
-        self.outer = outer
-        self.waits_for = [*waits_for]
-        self.has_ended = False
+    outer: RunningTool | None
+    waits_for: list[Blocker] = field(default_factory=list)
+    has_ended: bool = False
 
 
 Blocker: TypeAlias = "Future[Any] | RunningTool"
