@@ -10,13 +10,13 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from sgl_vllm.lang import planning
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text
-from sgl_vllm.lang.planning import SegmentId, plan
-from sgl_vllm.lang.prompts import ChatPrompt, Message, Prompt, TextPrompt
+from sgl_vllm.lang.planning import SegmentId, SharedOrders
+from sgl_vllm.lang.prompts import ChatPrompt, Message
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
 from sgl_vllm.protocol.segments import canonical_rank, digest_of
@@ -31,16 +31,6 @@ MAX_ROUNDS = 4
 
 MAX_CANDIDATES = 64
 """In one such request. Of more segments, only the first ones can be found."""
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Segments in order, what that was chosen from, and characters shared."""
-
-    order: Sequence[SegmentId]
-    source: OrderSource
-    shared_chars: int
-    shared_chars_as_given: int
 
 
 async def arranged(
@@ -59,27 +49,39 @@ async def arranged(
     weights = {one: len(texts[i]) for one, i in number_of.items()}
     beginning = _beginning(transcript, expr)
     memory = backend.orders.after(beginning)
-    choice = _of_segments_alone(expr, texts, number_of)
-    if choice is None:
-        if (order := memory.decided(ids)) is not None:
-            choice = order, "memory"
-        elif (order := planned_orders.get((beginning, frozenset(ids)))) is not None:
-            choice = order, "batch"
-    if choice is not None:
-        shared = memory.shared_weight(choice[0], weights)
-        as_given = memory.shared_weight(ids, weights)
-        chosen = _Choice(choice[0], choice[1], shared, as_given)
+    order: Sequence[SegmentId]
+    source: OrderSource
+    if (key := expr.key) is not None:
+        order, source = sorted(ids, key=lambda one: key(texts[number_of[one]])), "key"
+    elif (seed := expr.seed) is not None:
+        order, source = sorted(ids, key=lambda one: canonical_rank(one[0], seed)), "seed"
+    elif (decided := memory.decided(ids)) is not None:
+        order, source = decided, "memory"
+    elif (plan := planned_orders.get((beginning, frozenset(ids)))) is not None:
+        order, source = plan, "batch"
     else:
-        chosen = await _learned(texts, number_of, weights, beginning, transcript, backend)
-    backend.orders.add(beginning, chosen.order)
-    return Order(
-        tuple(texts),
-        tuple(number_of[one] for one in chosen.order),
-        chosen.source,
-        chosen.shared_chars,
-        chosen.shared_chars_as_given,
-        tuple(repeated),
-    )
+        cached: Sequence[SegmentId] = ()
+        is_asked = beginning in backend.orders.being_asked  # the others do not wait
+        if len(ids) > 1 and not is_asked and not memory.suggest(ids, weights).shared_weight:
+            backend.orders.being_asked.add(beginning)
+            try:
+                cached = await _cached(texts, number_of, transcript, backend)
+            finally:
+                backend.orders.being_asked.discard(beginning)
+            memory = backend.orders.after(beginning)
+        suggested = memory.suggest(ids, weights)
+        order = suggested.order
+        if sum(weights[one] for one in cached) > suggested.shared_weight:
+            order, source = [*cached, *(one for one in order if one not in cached)], "server"
+            memory = SharedOrders()
+            memory.add(cached)
+        else:
+            is_learned = suggested.shared_weight or list(order) != ids
+            source = "memory" if is_learned else "given"
+    shared, as_given = memory.shared_weight(order, weights), memory.shared_weight(ids, weights)
+    backend.orders.add(beginning, order)
+    in_order = tuple(number_of[one] for one in order)
+    return Order(tuple(texts), in_order, source, shared, as_given, tuple(repeated))
 
 
 def pieces_of(expr: AnyOrder, order: Order, earlier: Sequence[Order]) -> list[str]:
@@ -140,7 +142,7 @@ def planned(found: Iterable[tuple[tuple[Expr, ...], AnyOrder]]) -> PlannedOrders
     orders: dict[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]] = {}
     for beginning, sets in by_beginning.items():
         if len(sets) > 1:
-            for order in plan(sets, weights):
+            for order in planning.plan(sets, weights):
                 orders.setdefault((beginning, frozenset(order)), tuple(order))
     return orders
 
@@ -175,61 +177,6 @@ def _beginning(transcript: Transcript, expr: AnyOrder) -> Hashable:
     return hash((transcript.prompt(), transcript.role, expr.annotate is not None))
 
 
-def _of_segments_alone(
-    expr: AnyOrder, texts: Sequence[str], number_of: Mapping[SegmentId, int]
-) -> tuple[Sequence[SegmentId], OrderSource] | None:
-    """The order by `key` or `seed`, if there is one."""
-    if expr.key is not None:
-        key = expr.key
-        return sorted(number_of, key=lambda one: key(texts[number_of[one]])), "key"
-    if expr.seed is not None:
-        seed = expr.seed
-        return sorted(number_of, key=lambda one: canonical_rank(one[0], seed)), "seed"
-    return None
-
-
-async def _learned(
-    texts: Sequence[str],
-    number_of: Mapping[SegmentId, int],
-    weights: Mapping[SegmentId, int],
-    beginning: Hashable,
-    transcript: Transcript,
-    backend: Backend,
-) -> _Choice:
-    """An order from what was sent before, or if that shares nothing, from what the server has.
-
-    While the server is asked about a beginning, other programs with the same one do not wait.
-    """
-    ids = list(number_of)
-    orders = backend.orders
-    cached: list[SegmentId] = []
-    is_new = not orders.after(beginning).suggest(ids, weights).shared_weight
-    if is_new and len(ids) > 1 and beginning not in orders.being_asked:
-        orders.being_asked.add(beginning)
-        try:
-            cached = await _cached(texts, number_of, transcript, backend)
-        finally:
-            orders.being_asked.discard(beginning)
-    memory = orders.after(beginning)
-    suggested = memory.suggest(ids, weights)
-    num_cached = sum(weights[one] for one in cached)
-    if num_cached > suggested.shared_weight:
-        rest = [one for one in suggested.order if one not in cached]
-        as_given = 0
-        for one, other in zip(ids, cached, strict=False):
-            if one != other:
-                break
-            as_given += weights[one]
-        return _Choice([*cached, *rest], "server", num_cached, as_given)
-    is_learned = suggested.shared_weight or list(suggested.order) != ids
-    return _Choice(
-        suggested.order,
-        "memory" if is_learned else "given",
-        suggested.shared_weight,
-        memory.shared_weight(ids, weights),
-    )
-
-
 async def _cached(
     texts: Sequence[str],
     number_of: Mapping[SegmentId, int],
@@ -237,10 +184,14 @@ async def _cached(
     backend: Backend,
 ) -> list[SegmentId]:
     """Segments that the server has after the prompt in this order, most of them first."""
-    prompt = _open_prompt(transcript)
-    num_chars = sum(len(texts[number]) for number in number_of.values())
-    if prompt is None or not global_config.enable_match_for_any_order or num_chars < HINT_MIN_CHARS:
+    prompt, num_chars = transcript.prompt(), sum(len(texts[i]) for i in number_of.values())
+    if not global_config.enable_match_for_any_order or num_chars < HINT_MIN_CHARS:
         return []
+    if isinstance(prompt, ChatPrompt) and (prompt.media or transcript.role is None):
+        return []
+    if transcript.role is not None and getattr(prompt, "ending", None) != "continue":
+        empty_turn = Message(transcript.role, "")
+        prompt = ChatPrompt((*transcript.messages, empty_turn), "continue")
     found: list[SegmentId] = []
     sent = ""
     for _ in range(MAX_ROUNDS):
@@ -252,10 +203,7 @@ async def _cached(
         lengths = await backend.match(prompt, candidates if has_head or sent else candidates[1:])
         if lengths is None:
             break
-        if len(lengths) == len(candidates):
-            num_before = lengths.pop(0).num_tokens
-        else:  # an empty prompt
-            num_before = 0
+        num_before = lengths.pop(0).num_tokens if len(lengths) == len(candidates) else 0
         gains = [max(0, length.cached_tokens - num_before) for length in lengths]
         best = max(range(len(left)), key=gains.__getitem__)
         # A part of it would be what all of them begin with, such as "Document: ".
@@ -264,18 +212,3 @@ async def _cached(
         found.append(left[best])
         sent += texts[number_of[left[best]]]
     return found
-
-
-def _open_prompt(transcript: Transcript) -> Prompt | None:
-    """The prompt so far with its turn open, or None if the server cannot be asked about it."""
-    prompt = transcript.prompt()
-    if isinstance(prompt, TextPrompt):
-        return prompt if transcript.role is None else _with_empty_turn(transcript)
-    if prompt.media or transcript.role is None:
-        return None
-    return prompt if prompt.ending == "continue" else _with_empty_turn(transcript)
-
-
-def _with_empty_turn(transcript: Transcript) -> ChatPrompt:
-    assert transcript.role is not None
-    return ChatPrompt((*transcript.messages, Message(transcript.role, "")), "continue")
