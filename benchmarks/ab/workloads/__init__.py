@@ -1,7 +1,8 @@
 """The workloads: each is a program of the language, its inputs, and the server it is meant for.
 
 Owns the type and the list. A new workload is a module here with a `WORKLOAD`, an entry in
-`workloads.toml`, and a line below; a module may have several. Knows no server: the same inputs go to both arms.
+`workloads.toml`, and a line below; a module may have several. Knows no server: the same inputs go
+to both arms.
 """
 
 from __future__ import annotations
