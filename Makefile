@@ -28,8 +28,8 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 
 # Files of many short tests last: a process gets its next file when two tests are left of its own, so
 # a file may wait for the one long test of another while the other process has nothing left to do.
-test-slow: boundscheck  ## slow tests: workloads, examples, demo, data parallelism
-	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m "slow and not nightly" $(PARALLEL) --durations 30 \
+test-slow: boundscheck  ## slow tests: examples, the demo, the tutorial, servers of their own
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m "slow and not (nightly or platforms)" $(PARALLEL) --durations 30 \
 		$(addprefix tests/,server unit browser engine)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
@@ -40,7 +40,7 @@ boundscheck: export NUMBA_BOUNDSCHECK = 1
 boundscheck: export NUMBA_CACHE_DIR = $(ROOT)/.boundscheck
 boundscheck: install  ## structured output, with a check of every access to an array (minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 tests/unit/fsm
-	@$(IN_ROOT) exec "$(BIN)/python" -m tests.unit.fsm.format_fuzz
+	@$(IN_ROOT) exec "$(BIN)/python" -m tests.unit.fsm.format_fuzz --count 2000
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"

@@ -11,7 +11,7 @@ one on PYTHONPATH. Nothing is installed or replaced.
     python -m tools.vllm_versions source 0.33.0       # unpack its Python files, print the folder
     python -m tools.vllm_versions overlay 0.33.0      # unpack what runs, print the folder
     python -m tools.vllm_versions test [VERSION ...]  # demo and tests/engine: `make versions`
-    python -m tools.vllm_versions test 0.33.0 --vllm-platform v2-async --only test_select.py
+    python -m tools.vllm_versions test 0.33.0 --vllm-platform v2-async --only test_radix.py
 
 With `--vllm-platform` the engine tests run on another model runner and scheduler (tests/platforms).
 With `--write`, the table in docs/install.md says which tests ran. It is written from

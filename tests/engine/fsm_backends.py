@@ -14,8 +14,9 @@ from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from tests.effort import examples
 
-WALKS = 6
+WALKS = examples(3)
 STEPS = 40
 
 OBJECT = {
@@ -63,10 +64,10 @@ def may_end_invalid(ours: SglBackend, token: int) -> bool:
     return ours.resources.token_bytes[token].endswith((b"\xe0", b"\xed", b"\xf0", b"\xf4"))
 
 
-def walk_beside_stock(ours: SglBackend, kind: Options, spec: str) -> None:
+def walk_beside_stock(ours: SglBackend, kind: Options, spec: str, num_walks: int = WALKS) -> None:
     """Random legal tokens, the masks of both compared before each."""
     rng = random.Random(spec)
-    for _ in range(WALKS):
+    for _ in range(num_walks):
         grammar = ours.compile_grammar(kind, spec)
         stock = ours.xgrammar.compile_grammar(kind, spec)
         assert isinstance(grammar, SglGrammar), "handed on: nothing is compared"

@@ -126,6 +126,8 @@ class Machine:
                 break
             self.step()
         self.check_nothing_is_left()
+        radix = self.scheduler.parts.radix
+        assert radix is None or radix.is_off or len(radix.tree.watchers) == 0
 
     def abort(self, *requests: Request) -> None:
         self.scheduler.finish_requests(
@@ -138,6 +140,5 @@ class Machine:
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self._num_usable_blocks
         radix = scheduler.parts.radix
-        if radix is not None:
+        if radix is not None and not radix.pool.is_off:
             check_pool(radix.pool)
-            assert len(radix.tree.watchers) == 0

@@ -27,7 +27,6 @@ CONFIG = {
 }
 
 WITNESS_CONFIG = {**CONFIG, "kv_connector": "WitnessConnector"}
-GROUPS_CONFIG = {**CONFIG, "kv_connector": "GroupsConnector"}
 
 
 @dataclass
@@ -55,8 +54,8 @@ def behave(**behaviour: Any) -> None:
 
 
 STORE: dict[tuple[int, ...], list[torch.Tensor]] = {}
-"""From all tokens up to a block's end to the block, by layer. `GroupsConnector` has the number of
-the KV-cache group in front of the tokens."""
+"""From the number of a KV-cache group, and all tokens up to a block's end, to the block, by layer
+of the group."""
 
 
 @dataclass
@@ -77,132 +76,29 @@ class Transfers(KVConnectorMetadata):
     sends: list[Transfer] = field(default_factory=list)
 
 
-class MemoryConnector(KVConnectorBase_V1):
-    """vLLM makes one for the scheduler and one for the worker."""
+class MemoryConnector(KVConnectorBase_V1, SupportsHMA):
+    """vLLM makes one for the scheduler and one for the worker.
 
-    def __init__(self, vllm_config, role, kv_cache_config):
-        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        self._block_size = vllm_config.cache_config.block_size
-        self._found: dict[str, slice] = {}
-        self._begun = Transfers()
-        self._caches: list[torch.Tensor] = []
-        self._loads: list[Transfer] = []
-        self._sends: list[Transfer] = []
-        self._invalid: set[int] = set()
-
-    def _keys(self, token_ids) -> list[tuple[int, ...]]:
-        size = self._block_size
-        return [tuple(token_ids[:end]) for end in range(size, len(token_ids) + 1, size)]
-
-    # -- the scheduler's ----------------------------------------------------------------------
-
-    def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        assert num_computed_tokens % self._block_size == 0
-        keys = self._keys(request.prompt_token_ids[:-1])
-        first = last = num_computed_tokens // self._block_size
-        while last < len(keys) and keys[last] in STORE:
-            last += 1
-        self._found[request.request_id] = slice(first, last)
-        return (last - first) * self._block_size, last > first and BEHAVIOUR.load_steps > 0
-
-    def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        if num_external_tokens:
-            found = self._found[request.request_id]
-            block_ids = blocks.get_block_ids()[0][found]
-            keys = self._keys(request.prompt_token_ids)[found]
-            assert len(block_ids) * self._block_size == num_external_tokens
-            self._begun.loads.append(
-                Transfer(request.request_id, block_ids, keys, BEHAVIOUR.load_steps)
-            )
-
-    def build_connector_meta(self, scheduler_output):
-        begun, self._begun = self._begun, Transfers()
-        return begun
-
-    def request_finished(self, request, block_ids):
-        if request.status == RequestStatus.FINISHED_ABORTED or not BEHAVIOUR.send_steps:
-            return False, None
-        keys = self._keys(request.all_token_ids[: request.num_computed_tokens])
-        self._begun.sends.append(
-            Transfer(request.request_id, block_ids[: len(keys)], keys, BEHAVIOUR.send_steps)
-        )
-        return True, None
-
-    # -- the worker's -------------------------------------------------------------------------
-
-    def register_kv_caches(self, kv_caches):
-        self._caches = list(kv_caches.values())
-
-    def start_load_kv(self, forward_context, **kwargs):
-        begun = self._get_connector_metadata()
-        self._loads += begun.loads
-        self._sends += begun.sends
-        for load in [load for load in self._loads if load.steps_left == 0]:
-            self._load(load)
-            self._loads.remove(load)
-
-    def _caches_of(self, key: tuple[int, ...]) -> list[torch.Tensor]:
-        """The layers that have a block of this key."""
-        return self._caches
-
-    def _load(self, load: Transfer) -> bool:
-        """Whether all went well."""
-        failing, BEHAVIOUR.failing_block = BEHAVIOUR.failing_block, None
-        for number, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True)):
-            failed = failing is not None and number >= failing
-            for cache, block in zip(self._caches_of(key), STORE[key], strict=True):
-                cache[block_id] = torch.randn_like(block) if failed else block
-        if failing is not None and not BEHAVIOUR.names_request:
-            self._invalid = set(load.block_ids[failing:])
-        return failing is None
-
-    def wait_for_layer_load(self, layer_name):
-        pass
-
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        pass
-
-    def wait_for_save(self):
-        pass
-
-    def get_transfer_results(self, finished_req_ids):
-        results = KVConnectorTransferResults()
-        for load in list(self._loads):
-            load.steps_left -= 1
-            if load.steps_left == 0:
-                self._loads.remove(load)
-                results.finished_recving.add(load.request_id)
-                if not self._load(load) and BEHAVIOUR.names_request:
-                    results.failed_recving.add(load.request_id)
-        for send in list(self._sends):
-            send.steps_left -= 1
-            if send.steps_left == 0:
-                self._sends.remove(send)
-                results.finished_sending.add(send.request_id)
-                for block_id, key in zip(send.block_ids, send.keys, strict=True):
-                    STORE[key] = [cache[block_id].clone() for cache in self._caches_of(key)]
-        return results
-
-    def get_block_ids_with_load_errors(self):
-        invalid, self._invalid = self._invalid, set()
-        return invalid
-
-
-class GroupsConnector(MemoryConnector, SupportsHMA):
-    """For models with several KV-cache groups, of full attention and of windows or chunks.
-
-    A hit of n tokens needs all blocks of full attention, and of another group those that attention
-    after the n-th token reads.
+    A hit of n tokens needs all blocks of full attention, and of another group, with windows or
+    chunks, those that attention after the n-th token reads.
     """
 
     def __init__(self, vllm_config, role, kv_cache_config):
-        super().__init__(vllm_config, role, kv_cache_config)
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._begun = Transfers()
+        self._loads: list[Transfer] = []
+        self._sends: list[Transfer] = []
+        self._invalid: set[int] = set()
         self._layers = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self._manager: Any = None
         self._managers: Any = ()
         self._wanted: dict[str, tuple[int, int]] = {}
         """By request id: the tokens of its last hit that the engine has, and all of them."""
 
+    # -- the scheduler's ----------------------------------------------------------------------
+
     def bind_kv_cache_manager(self, kv_cache_manager):
+        self._manager = kv_cache_manager
         self._managers = kv_cache_manager.coordinator.single_type_managers
         self._block_size = math.lcm(*(manager.block_size for manager in self._managers))
 
@@ -241,6 +137,10 @@ class GroupsConnector(MemoryConnector, SupportsHMA):
         assert all(load.block_ids), "a block that a hit needs is null"
         self._begun.loads.append(load)
 
+    def build_connector_meta(self, scheduler_output):
+        begun, self._begun = self._begun, Transfers()
+        return begun
+
     def request_finished_all_groups(self, request, block_ids):
         if request.status == RequestStatus.FINISHED_ABORTED or not BEHAVIOUR.send_steps:
             return False, None
@@ -255,11 +155,60 @@ class GroupsConnector(MemoryConnector, SupportsHMA):
         self._begun.sends.append(send)
         return True, None
 
+    # -- the worker's -------------------------------------------------------------------------
+
     def register_kv_caches(self, kv_caches):
         self._of_group = [[kv_caches[name] for name in names] for names in self._layers]
 
-    def _caches_of(self, key):
-        return self._of_group[key[0]]
+    def start_load_kv(self, forward_context, **kwargs):
+        begun = self._get_connector_metadata()
+        self._loads += begun.loads
+        self._sends += begun.sends
+        for load in [load for load in self._loads if load.steps_left == 0]:
+            self._load(load)
+            self._loads.remove(load)
+
+    def _load(self, load: Transfer) -> bool:
+        """Whether all went well."""
+        failing, BEHAVIOUR.failing_block = BEHAVIOUR.failing_block, None
+        for number, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True)):
+            failed = failing is not None and number >= failing
+            for cache, block in zip(self._of_group[key[0]], STORE[key], strict=True):
+                cache[block_id] = torch.randn_like(block) if failed else block
+        if failing is not None and not BEHAVIOUR.names_request:
+            self._invalid = set(load.block_ids[failing:])
+        return failing is None
+
+    def wait_for_layer_load(self, layer_name):
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        pass
+
+    def wait_for_save(self):
+        pass
+
+    def get_transfer_results(self, finished_req_ids):
+        results = KVConnectorTransferResults()
+        for load in list(self._loads):
+            load.steps_left -= 1
+            if load.steps_left == 0:
+                self._loads.remove(load)
+                results.finished_recving.add(load.request_id)
+                if not self._load(load) and BEHAVIOUR.names_request:
+                    results.failed_recving.add(load.request_id)
+        for send in list(self._sends):
+            send.steps_left -= 1
+            if send.steps_left == 0:
+                self._sends.remove(send)
+                results.finished_sending.add(send.request_id)
+                for block_id, key in zip(send.block_ids, send.keys, strict=True):
+                    STORE[key] = [cache[block_id].clone() for cache in self._of_group[key[0]]]
+        return results
+
+    def get_block_ids_with_load_errors(self):
+        invalid, self._invalid = self._invalid, set()
+        return invalid
 
 
 class WitnessConnector(MemoryConnector):
@@ -276,12 +225,8 @@ class WitnessConnector(MemoryConnector):
         self.tables: dict[str, list[int]] = {}
         self.num_several = 0
         """How often a running request got more than one token."""
-        self._manager: Any = None
         self._requests: dict[str, Any] = {}
         self._num_computed: dict[str, int] = {}
-
-    def bind_kv_cache_manager(self, kv_cache_manager):
-        self._manager = kv_cache_manager
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         known = self._requests.setdefault(request.request_id, request)
@@ -316,6 +261,6 @@ class WitnessConnector(MemoryConnector):
             self._num_computed[name] = request.num_computed_tokens + num_tokens
         return super().build_connector_meta(scheduler_output)
 
-    def request_finished(self, request, block_ids):
-        keeps_blocks, _ = super().request_finished(request, block_ids)
+    def request_finished_all_groups(self, request, block_ids):
+        keeps_blocks, _ = super().request_finished_all_groups(request, block_ids)
         return keeps_blocks, {"witness": len(request.output_token_ids)}

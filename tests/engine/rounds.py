@@ -19,10 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 from tests.engine.engine import Engine
+from tests.engine.models import Model
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import REFERENCE, Difference, Played, References, Setting, differences, play
 from tests.engine.programs import Program, random_program
-from tests.engine.soak_models import SoakModel
 from tests.engine.ties import JUDGE, gap
 
 STOCK_EVERY = 4
@@ -64,7 +64,7 @@ ROWS = [
 ]
 
 
-def random_setting(rng: random.Random, model: SoakModel) -> Setting:
+def random_setting(rng: random.Random, model: Model) -> Setting:
     """One of our engines; small caches are likelier than large ones."""
     block_size = rng.choice(model.block_sizes)
     more_blocks = int(rng.random() ** 2 * 40 * 32 / block_size)
@@ -88,13 +88,15 @@ class Soak:
         self,
         platform: str,
         model_name: str,
-        model: SoakModel,
+        model: Model,
+        engine_args: dict[str, Any],
         calls_per_program: int,
         settings_per_round: int,
     ) -> None:
         self._platform = platform
         self._model_name = model_name
         self._model = model
+        self._engine_args = engine_args
         self._calls_per_program = calls_per_program
         self._settings_per_round = settings_per_round
         self.counts: Counter[str] = Counter(dict.fromkeys(ROWS, 0))
@@ -176,7 +178,7 @@ class Soak:
     @contextmanager
     def _started(self, setting: Setting) -> Iterator[Engine]:
         faulthandler.dump_traceback_later(BLOCKED_S, exit=True)
-        engine = Engine(setting.plugin, **{**self._model.engine_args, **setting.engine_args})
+        engine = Engine(setting.plugin, **{**self._engine_args, **setting.engine_args})
         try:
             setting.prepare(engine)
             yield engine
@@ -189,7 +191,7 @@ class Soak:
     def _with_gaps(self, found: list[Difference]) -> list[tuple[Difference, float]]:
         if not found:
             return []
-        engine = Engine(None, **{**self._model.engine_args, **JUDGE})
+        engine = Engine(None, **{**self._engine_args, **JUDGE})
         try:
             return [(difference, gap(engine, difference)) for difference in found]
         finally:

@@ -64,8 +64,8 @@ def play_rounds(options: argparse.Namespace, folder: Path, patch: pytest.MonkeyP
     """All rounds that are asked for; the exit status."""
     # vLLM is imported only now that the platform is set up.
     from tests.engine.conftest import ENVIRONMENT
+    from tests.engine.models import MODELS
     from tests.engine.rounds import ROWS, Soak
-    from tests.engine.soak_models import MODELS
 
     os.environ.update(ENVIRONMENT)
     os.environ.pop("VLLM_PLUGINS", None)
@@ -75,11 +75,12 @@ def play_rounds(options: argparse.Namespace, folder: Path, patch: pytest.MonkeyP
     if options.model not in MODELS:
         print(f"--model: {options.model!r} is none of {', '.join(MODELS)}")
         return 2
-    model = MODELS[options.model](folder / options.model, patch)
+    model = MODELS[options.model]
+    engine_args = model.prepare(folder / options.model, patch)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"{options.vllm_platform}, {options.model}, first seed {seed}", flush=True)
     calls = options.calls or requests(250)
-    soak = Soak(options.vllm_platform, options.model, model, calls, options.engines)
+    soak = Soak(options.vllm_platform, options.model, model, engine_args, calls, options.engines)
     begin = time.monotonic()
     first_seed = seed
     with (

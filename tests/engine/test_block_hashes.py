@@ -9,7 +9,6 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from sgl_vllm.radix.block_hashes import NOT_HASHED, placeholder_hasher
-from tests.engine.engine import Ask, Engine, greedy, words
 
 BLOCK_SIZE = 4
 
@@ -46,14 +45,3 @@ def test_a_request_is_hashed_from_its_first_block_once_the_tree_is_off(tree: Tre
         each.append_output_token_ids([7] * BLOCK_SIZE)
     assert len(ours.block_hashes) == 3
     assert ours.block_hashes == stock.block_hashes
-
-
-def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
-    engine = Engine({"jump_forward": False})
-    try:
-        prefix = words(640)
-        engine.reset_counts()
-        engine.run([Ask(prefix + words(4, seed=seed), greedy(1)) for seed in range(4)])
-        assert engine.computed_tokens == 640 + 4 * 4
-    finally:
-        engine.stop()

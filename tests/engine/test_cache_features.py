@@ -7,14 +7,13 @@ import logging
 
 import pytest
 import torch
-from vllm import SamplingParams
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import assembly
+from tests.engine.cache import Cache
 from tests.engine.engine import Ask, Engine, greedy, words
 
 SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
@@ -73,44 +72,6 @@ def empty_cache(request):
 # -- vLLM's statistics ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def statistics(engine, monkeypatch) -> PrefixCacheStats:
-    """The sum of what vLLM's scheduler reports."""
-    total = PrefixCacheStats()
-    make_stats = engine.scheduler.make_stats
-
-    def recorded(*args, **kwargs):
-        stats = make_stats(*args, **kwargs)
-        part = stats.prefix_cache_stats
-        for name in ("requests", "queries", "hits", "preempted_requests", "preempted_hits"):
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-        return stats
-
-    monkeypatch.setattr(engine.scheduler, "make_stats", recorded)
-    return total
-
-
-def test_statistics_count_tokens_not_blocks(engine, statistics):
-    first, second = words(100), words(100)[:70] + words(20, seed=1)
-    results = [engine.run([Ask(prompt, greedy())])[0] for prompt in (first, second)]
-    assert (statistics.requests, statistics.queries, statistics.hits) == (2, 190, 70)
-    assert [result.num_cached_tokens for result in results] == [0, 70]
-    assert [result.num_cache_creation_tokens for result in results] == [100, 20]
-
-
-def test_statistics_stay_right_when_requests_are_preempted(engine, statistics):
-    prompts = [words(50) + words(110, seed) for seed in range(1, 6)]
-    results = engine.run([Ask(prompt, greedy(60)) for prompt in prompts])
-    assert statistics.preempted_requests > 0
-    assert statistics.preempted_hits > 0
-    assert (statistics.requests, statistics.queries) == (5, 800)
-    assert statistics.hits == sum(result.num_cached_tokens for result in results)
-    for result in results:
-        # A request of a later step than the first finds the 50 common tokens.
-        assert result.num_cached_tokens in (0, 32, 50)
-        assert result.num_cached_tokens + result.num_cache_creation_tokens == 160
-
-
 # -- pins -----------------------------------------------------------------------------------------
 
 
@@ -161,27 +122,6 @@ def test_what_cannot_be_pinned_is_refused_with_its_reason(engine):
 # -- resets, sleep, aborts ------------------------------------------------------------------------
 
 
-def test_a_reset_with_running_requests_changes_no_answer(engine):
-    prompt, late = words(100), words(60, seed=1)
-    expected = {"a": answer(engine, prompt, 20), "b": answer(engine, late, 20)}
-    assert engine.llm.reset_prefix_cache()
-    begin(engine, "a", prompt, max_tokens=20, num_steps=5)
-    begin(engine, "b", late, max_tokens=20, num_steps=1)
-    engine.scheduler.sgl_vllm.pin(prompt)
-    assert engine.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
-    assert in_tree(engine, prompt) == 0 and not engine.scheduler.sgl_vllm.pins()
-    assert finish(engine) == expected
-
-
-def test_sleeping_empties_the_cache(engine):
-    prompt = words(100)
-    expected = answer(engine, prompt, 5)
-    engine.core.sleep(level=1)
-    engine.core.wake_up()
-    assert in_tree(engine, prompt) == 0
-    assert answer(engine, prompt, 5) == expected
-
-
 @pytest.mark.parametrize(
     ("num_steps", "expected"),
     [(0, 0), (1, 256), (2, 400), (5, 403)],
@@ -196,80 +136,7 @@ def test_an_abort_leaves_what_was_computed(engine, num_steps, expected):
     assert in_tree(engine, tokens) == expected
 
 
-@pytest.mark.parametrize("defer_block_free", [False, True])
-def test_an_abort_during_a_forward_pass_leaves_what_earlier_ones_computed(
-    engine, monkeypatch, defer_block_free
-):
-    """With asynchronous scheduling vLLM keeps such blocks until the pass has ended."""
-    prompt = words(400)
-    expected = answer(engine, prompt, 5)
-    assert engine.llm.reset_prefix_cache()
-    scheduler = engine.scheduler
-    scheduler.defer_block_free = defer_block_free
-    scheduler.processed_step_seq = scheduler.sched_step_seq
-    begin(engine, "gone", prompt, max_tokens=5, num_steps=1)
-    output = scheduler.schedule()
-    (request_id,) = output.num_scheduled_tokens
-    scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
-    assert in_tree(engine, prompt) >= 256
-    assert bool(scheduler.deferred_frees) == defer_block_free
-    engine.core.model_executor.execute_model(output)
-    scheduler.update_from_output(output, engine.core.model_executor.sample_tokens(None))
-    engine.llm.llm_engine.abort_request(["gone"])
-    engine.check_nothing_is_left()
-    assert answer(engine, prompt, 5) == expected
-
-
 # -- several samples, adapters, images, embeddings ------------------------------------------------
-
-
-def test_several_samples_of_a_prompt_are_those_of_single_requests(engine):
-    prompt = words(100)
-
-    def sampled(n: int, seed: int) -> list[list[int]]:
-        params = SamplingParams(n=n, temperature=1, seed=seed, max_tokens=8, ignore_eos=True)
-        (result,) = engine.run([Ask(prompt, params)])
-        return [list(output.token_ids) for output in result.outputs]
-
-    together = sampled(3, seed=7)
-    assert together == [sampled(1, seed)[0] for seed in (7, 8, 9)]
-    assert len({tuple(tokens) for tokens in together}) == 3
-
-
-class Cache:
-    """The manager alone: what a request finds, and what it leaves."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.manager = engine.scheduler.kv_cache_manager
-        self.num_requests = 0
-
-    def request(self, prompt: list[int] | None, **more) -> Request:
-        self.num_requests += 1
-        return Request(f"r{self.num_requests}", prompt, greedy(), None, **more)
-
-    def find(self, prompt: list[int] | None, **more) -> int:
-        self.manager.new_step_starts()
-        request = self.request(prompt, **more)
-        num_tokens = self.manager.get_computed_blocks(request)[1]
-        self.manager.free(request)
-        return num_tokens
-
-    def compute(self, prompt: list[int] | None, **more) -> Request:
-        """Without freeing its blocks."""
-        self.manager.new_step_starts()
-        request = self.request(prompt, **more)
-        assert self.manager.allocate_slots(request, request.num_tokens)
-        request.num_computed_tokens = request.num_tokens
-        self.manager.new_step_starts()
-        return request
-
-    def leave(self, prompt: list[int] | None, **more) -> None:
-        self.manager.free(self.compute(prompt, **more))
-
-
-@pytest.fixture
-def cache(engine) -> Cache:
-    return Cache(engine)
 
 
 def image(identifier: str, offset: int, length: int) -> MultiModalFeatureSpec:
@@ -282,27 +149,22 @@ def image(identifier: str, offset: int, length: int) -> MultiModalFeatureSpec:
 
 
 @pytest.mark.parametrize("offset", [5, 40], ids=["inside the first block", "later"])
-def test_images_with_the_same_placeholders_are_told_apart(cache, offset):
+def test_images_with_the_same_placeholders_are_told_apart(offset):
+    cache = Cache()
     prompt = words(offset) + [7] * 20 + words(60, seed=1)
-    cache.leave(prompt, mm_features=[image("cat", offset, 20)])
-    assert cache.find(prompt, mm_features=[image("cat", offset, 20)]) == len(prompt) - 1
-    assert cache.find(prompt, mm_features=[image("dog", offset, 20)]) == offset
-    assert cache.find(prompt) == offset
+    cache.serve(prompt, mm_features=[image("cat", offset, 20)])
+    assert cache.hit(prompt, mm_features=[image("cat", offset, 20)]) == len(prompt) - 1
+    assert cache.hit(prompt, mm_features=[image("dog", offset, 20)]) == offset
+    assert cache.hit(prompt) == offset
 
 
-def test_two_images_in_another_order_share_nothing_of_them(cache):
-    prompt = words(10) + [7] * 40 + words(30, seed=1)
-    cache.leave(prompt, mm_features=[image("cat", 10, 20), image("dog", 30, 20)])
-    assert cache.find(prompt, mm_features=[image("cat", 10, 20), image("cat", 30, 20)]) == 30
-    assert cache.find(prompt, mm_features=[image("dog", 10, 20), image("cat", 30, 20)]) == 10
-
-
-def test_embedded_prompts_are_shared_by_their_contents(cache):
+def test_embedded_prompts_are_shared_by_their_contents():
+    cache = Cache()
     embeds = torch.randn(50, 8)
-    cache.leave(None, prompt_embeds=embeds)
-    assert cache.find(None, prompt_embeds=embeds.clone()) == 49
-    assert cache.find(None, prompt_embeds=embeds + 1) == 0
-    assert cache.find([0] * 50) == 0
+    cache.serve(None, prompt_embeds=embeds)
+    assert cache.hit(None, prompt_embeds=embeds.clone()) == 49
+    assert cache.hit(None, prompt_embeds=embeds + 1) == 0
+    assert cache.hit([0] * 50) == 0
 
 
 def test_a_streaming_session_goes_on_from_what_it_computed(engine):
@@ -324,16 +186,6 @@ def test_a_streaming_session_goes_on_from_what_it_computed(engine):
     assert engine.scheduler.parts.radix.tree.num_tokens == 0
     assert answers[0] == answer(engine, first, 5)
     assert answers[1] == answer(engine, first + answers[0][:4] + second, 5)
-
-
-def test_blocks_whose_release_is_deferred_are_cached_but_not_evictable(cache, engine):
-    request = cache.compute(words(100))
-    blocks = cache.manager.pop_blocks_for_free(request)
-    assert cache.find(words(100)) == 99
-    assert engine.scheduler.parts.radix.tree.num_locked_blocks == 4
-    cache.manager.block_pool.free_blocks(reversed(blocks))
-    assert engine.scheduler.parts.radix.tree.num_evictable_blocks == 4
-    engine.check_nothing_is_left()
 
 
 # -- engines of their own -------------------------------------------------------------------------

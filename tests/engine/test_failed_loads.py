@@ -32,7 +32,7 @@ POLICY = pytest.mark.parametrize("policy", ["fail", "recompute"])
 
 def store(tokens: list[int]) -> None:
     for end in range(SIZE, len(tokens) + 1, SIZE):
-        STORE[tuple(tokens[:end])] = []
+        STORE[(0, *tokens[:end])] = []
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +73,9 @@ class Loading(Machine):
         for load in scheduled.kv_connector_metadata.loads:
             for number, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True)):
                 is_valid = num_valid is None or number < num_valid
-                first = len(key) - SIZE
-                self.slots[block_id] = [
-                    key[: first + place + 1] if is_valid else None for place in range(SIZE)
-                ]
+                tokens = key[1:]  # the first one is the group
+                ends = range(len(tokens) - SIZE + 1, len(tokens) + 1)
+                self.slots[block_id] = [tokens[:end] if is_valid else None for end in ends]
                 if not is_valid:
                     invalid.add(block_id)
         self._compute(scheduled)
@@ -180,45 +179,20 @@ def finish(machine: Loading) -> None:
 
 @POLICY
 @IS_ASYNC
-@pytest.mark.parametrize("num_valid", [0, 1, 2, 3])
-def test_a_failed_load_gives_no_later_request_wrong_kv_and_leaves_none(policy, is_async, num_valid):
+@pytest.mark.parametrize(
+    ("num_valid", "num_shared"),
+    [(0, 40), (1, 40), (2, 40), (3, 40), (2, len(STORED))],
+)
+def test_a_failed_load_gives_no_later_request_wrong_kv_and_leaves_none(
+    policy, is_async, num_valid, num_shared
+):
+    """Nor does what those that share its blocks have computed from it stay."""
     machine = Loading(policy, is_async)
-    machine.check_copies(fail_before(machine, num_valid, [*STORED[:40], *[9] * 20]))
-    finish(machine)
-    machine.check_tree()
-
-
-@POLICY
-@IS_ASYNC
-def test_what_sharers_of_whole_blocks_compute_from_a_failed_load_does_not_stay(policy, is_async):
-    machine = Loading(policy, is_async)
-    fail_before(machine, 2, [*STORED, *[9] * 20])
+    machine.check_copies(fail_before(machine, num_valid, [*STORED[:num_shared], *[9] * 20]))
     machine.add([*STORED, *[9] * 12, *[8] * 9])
     machine.check_copies(machine.begin())
     finish(machine)
     machine.check_tree()
-
-
-@POLICY
-def test_a_load_whose_request_leaves_before_it_has_failed_leaves_nothing(policy):
-    machine = Loading(policy, True)
-    request = machine.add([*STORED, *[7] * 6], max_tokens=4)
-    machine.begin(num_valid=1)
-    machine.abort(request)
-    machine.report()
-    STORE.clear()
-    machine.check_tree()
-
-
-def test_a_load_that_succeeds_costs_partial_hits_only_until_it_has_reported():
-    machine = Loading("fail", True)
-    machine.add([*STORED, *[7] * 6], max_tokens=40)
-    machine.begin()
-    machine.add([*STORED[:40], *[9] * 20])
-    assert not machine.begin().kv_cache_block_copies
-    machine.report()
-    machine.add([*STORED[:41], *[9] * 20])
-    assert len(machine.begin().kv_cache_block_copies) == 1
 
 
 @POLICY

@@ -149,13 +149,6 @@ def hold_the_last_token_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ForcedTokenizer, "num_settled", lambda self, tokens, _: max(0, len(tokens) - 1))
 
 
-def spell_byte_by_byte(patch: pytest.MonkeyPatch) -> None:
-    def spell(self: ForcedTokenizer, context: Any, text: str) -> list[int]:
-        return [token for character in text for token in self._encode(character)]
-
-    patch.setattr(ForcedTokenizer, "tokenize", spell)
-
-
 def decide_for_the_model(patch: pytest.MonkeyPatch) -> None:
     """Where two bytes may follow, force the first."""
     forced = SglGrammar.forced
@@ -180,18 +173,11 @@ def stop_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SglGrammar, "forced", first_byte)
 
 
-def force_no_end(patch: pytest.MonkeyPatch) -> None:
-    forced = SglGrammar.forced
-    patch.setattr(SglGrammar, "forced", lambda self: (*forced(self)[:2], None))
-
-
 MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     hold_nothing_back,
     hold_the_last_token_back,
-    spell_byte_by_byte,
     decide_for_the_model,
     stop_early,
-    force_no_end,
 ]
 
 

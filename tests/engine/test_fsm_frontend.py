@@ -118,8 +118,3 @@ def test_a_wrong_format_is_refused_as_by_vllm() -> None:
     assert isinstance(refused, VLLMValidationError)
     (refused,) = add(SamplingParams(structured_outputs=StructuredOutputsParams(json=ITEMS)))
     assert isinstance(refused, VLLMValidationError) and "at most" in str(refused)
-
-
-def test_requests_without_a_format_do_not_wait_for_threads(monkeypatch) -> None:
-    monkeypatch.setattr(frontend, "_threads", None)
-    assert add(SamplingParams()) == [None]

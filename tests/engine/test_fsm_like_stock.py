@@ -10,9 +10,6 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,17 +17,14 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
-from sgl_vllm.fsm.ebnf import compile_grammar
-from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
-from sgl_vllm.fsm.vllm.executor import GrammarExecutor
-from sgl_vllm.fsm.vllm.formats import COMPACT_HAS_NO_SPACES, choices_of_grammar
+from sgl_vllm.fsm.vllm.formats import COMPACT_HAS_NO_SPACES
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.effort import examples
 from tests.engine.engine import Ask, Engine
 from tests.engine.fsm_backends import OBJECT, backend, bits, walk_beside_stock
-from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
+from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +79,6 @@ SCHEMAS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["ours", "compact_ours"])
-def test_json_objects(kind: str, request: pytest.FixtureRequest) -> None:
-    """In compact ones, xgrammar writes a space after a comma (its issue 945)."""
-    walk_beside_stock(request.getfixturevalue(kind), Options.JSON_OBJECT, "")
-
-
-@pytest.mark.parametrize("pattern", [r"^[\^a]x$", r"^[\u00e9a]$", r"^x\0$", r"^\x00?$"])
-def test_a_pattern_that_xgrammar_reads_in_its_own_way_is_left_to_it(pattern, ours) -> None:
-    """And one with a NUL, at which it cuts the grammar that it prints."""
-    spec = json.dumps({"type": "string", "pattern": pattern})
-    assert not isinstance(ours.compile_grammar(Options.JSON, spec), SglGrammar)
-
-
 NUMBER = {"type": "number", "minimum": -1.5, "exclusiveMaximum": 20}
 AS_PRINTED: list[dict[str, Any]] = [
     {"type": "string", "pattern": "^[a-z]{2}-[^0-9]+x$"},
@@ -123,11 +104,40 @@ AS_PRINTED: list[dict[str, Any]] = [
 """Schemas that are read as the grammar that xgrammar prints for them."""
 
 
-@pytest.mark.parametrize("compact", [False, True], ids=["spaced", "compact"])
-@pytest.mark.parametrize("schema", [*SCHEMAS, *AS_PRINTED], ids=lambda s: json.dumps(s)[:60])
-def test_schemas(schema: dict[str, Any], compact: bool, request: pytest.FixtureRequest) -> None:
-    of_kind = request.getfixturevalue("compact_ours" if compact else "ours")
-    walk_beside_stock(of_kind, Options.JSON, json.dumps(schema))
+JSON = [json.dumps(schema) for schema in (*SCHEMAS, *AS_PRINTED)]
+COMPACT = [json.dumps(schema) for schema in (*UNTYPED, OBJECT, NUMBER, *AS_PRINTED[-4:])]
+PATTERNS = [
+    r"[a-z]+@[a-z]{2,5}\.com",
+    r"\d{4}-\d\d-\d\d",
+    r"a|ab|abc",
+    r"\s*\w+ \S\s*",
+    r".{3,9}",
+    r'[^"\\]*',
+    r"[\u4e00-\u9fff]{2}é?[à-ü]+",
+    r"^x.*y$",
+    r'\{"a": (true|false), "b": \[(\d(, \d){0,3})?\]\}',
+]
+SPECS = [
+    (Options.JSON_OBJECT, ""),
+    *((Options.JSON, schema) for schema in JSON),
+    *((Options.REGEX, pattern) for pattern in PATTERNS),
+    *((Options.GRAMMAR, grammar) for grammar in GRAMMARS.values()),
+]
+
+
+def name_of(value: Any) -> str:
+    return str(getattr(value, "name", value))[:60]
+
+
+@pytest.mark.parametrize(("kind", "spec"), SPECS, ids=name_of)
+def test_the_masks_are_those_of_stock(kind: Options, spec: str, ours: SglBackend) -> None:
+    walk_beside_stock(ours, kind, spec)
+
+
+@pytest.mark.parametrize("spec", ["", *COMPACT], ids=name_of)
+def test_so_are_those_without_whitespace(spec: str, compact_ours: SglBackend) -> None:
+    """In compact objects, xgrammar writes a space after a comma (its issue 945)."""
+    walk_beside_stock(compact_ours, Options.JSON if spec else Options.JSON_OBJECT, spec)
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -157,69 +167,9 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(examples(25)))
-def test_random_schemas(seed: int, ours: SglBackend) -> None:
-    walk_beside_stock(ours, Options.JSON, json.dumps(random_schema(random.Random(seed))))
-
-
-PATTERNS = [
-    r"[a-z]+@[a-z]{2,5}\.com",
-    r"\d{4}-\d\d-\d\d",
-    r"a|ab|abc",
-    r"(yes|no|maybe)",
-    r"\s*\w+ \S\s*",
-    r".{3,9}",
-    r'[^"\\]*',
-    r"[\u4e00-\u9fff]{2}é?[à-ü]+",
-    r"^x.*y$",
-    r'\{"a": (true|false), "b": \[(\d(, \d){0,3})?\]\}',
-]
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns(pattern: str, ours: SglBackend) -> None:
-    walk_beside_stock(ours, Options.REGEX, pattern)
-
-
-def test_choices_as_stock_s_frontend_sends_them(ours: SglBackend) -> None:
-    from vllm.v1.structured_output.utils import choice_as_grammar
-
-    choices = ["yes", "yes, please", 'quo"te', "back\\slash", "two\nlines", "tab\t"]
-    choices += ["β 日本", "\x01"]
-    grammar = choice_as_grammar(choices)
-    assert choices_of_grammar(grammar) == choices
-    walk_beside_stock(ours, Options.GRAMMAR, grammar)
-
-
-@pytest.mark.parametrize("name", GRAMMARS)
-def test_grammars(name: str, ours: SglBackend) -> None:
-    walk_beside_stock(ours, Options.GRAMMAR, GRAMMARS[name])
-
-
-def test_random_grammars(ours: SglBackend) -> None:
-    num_compared = 0
-    for seed in range(20):
-        grammar = random_grammar(random.Random(seed))
-        with suppress(UnsupportedGrammarError, TooComplexError):
-            compile_grammar(grammar)
-            walk_beside_stock(ours, Options.GRAMMAR, grammar)
-            num_compared += 1
-    assert num_compared > 12
-
-
-@pytest.mark.parametrize("name", NOT_OURS)
-def test_other_grammars_are_stock_s(name: str, ours: SglBackend) -> None:
-    before = ours.counters.xgrammar
-    assert not isinstance(ours.compile_grammar(Options.GRAMMAR, NOT_OURS[name]), SglGrammar)
-    assert ours.counters.xgrammar == before + 1
-
-
-def test_so_are_grammars_in_lark_and_those_that_guidance_is_to_read(ours: SglBackend) -> None:
-    assert not isinstance(ours.compile_grammar(Options.GRAMMAR, 'start: "a" | "b"'), SglGrammar)
-    by_spec = backend(semantics=SchemaSemantics.SPEC, stock="guidance")
-    grammar = by_spec.compile_grammar(Options.GRAMMAR, GRAMMARS["date"])
-    assert not isinstance(grammar, SglGrammar) and by_spec.counters.guidance == 1
-    by_spec.destroy()
+def test_random_schemas(ours: SglBackend) -> None:
+    for seed in range(examples(12)):
+        walk_beside_stock(ours, Options.JSON, json.dumps(random_schema(random.Random(seed))))
 
 
 def test_a_long_repetition_allows_no_token_that_stock_refuses(ours: SglBackend) -> None:
@@ -240,10 +190,10 @@ FORMS = ['root ::= "it{}s"', 'root ::= "{} 1" | "no"', "root ::= [a{}]+", 'root 
 NO_TOKENS = [(form, escape) for form in FORMS[1:3] for escape in (r"\U0001f600", r"\ud83d\ude00")]
 
 
-@pytest.mark.parametrize(("form", "escape"), [*itertools.product(FORMS, ESCAPES), *NO_TOKENS])
-def test_escapes_in_grammars(form: str, escape: str, ours: SglBackend) -> None:
+def test_escapes_in_grammars(ours: SglBackend) -> None:
     errors = ours.num_errors
-    walk_beside_stock(ours, Options.GRAMMAR, form.replace("{}", escape))
+    for form, escape in [*itertools.product(FORMS, ESCAPES), *NO_TOKENS]:
+        walk_beside_stock(ours, Options.GRAMMAR, form.replace("{}", escape), num_walks=1)
     assert ours.num_errors == errors
 
 
@@ -276,19 +226,29 @@ def test_a_bounded_string_holds_no_raw_control_characters_here(ours: SglBackend)
 
 
 @pytest.mark.parametrize(
-    "schema, handed_to",
+    ("kind", "spec", "handed_to"),
     [
-        ({"type": "string", "pattern": "(a|a{1,2})"}, "xgrammar"),
-        ({"type": "array", "items": {"type": ["null", "string"]}, "maxItems": 20_000}, "xgrammar"),
-        ({"type": "integer", "multipleOf": 3}, "guidance"),
+        *((Options.GRAMMAR, grammar, "xgrammar") for grammar in NOT_OURS.values()),
+        (Options.GRAMMAR, 'start: "a" | "b"', "xgrammar"),  # Lark
+        # Patterns that xgrammar reads in its own way, or cuts at a NUL when it prints them.
+        *(
+            (Options.JSON, json.dumps({"type": "string", "pattern": pattern}), "xgrammar")
+            for pattern in (r"^[\^a]x$", r"^[\u00e9a]$", r"^x\0$", r"^\x00?$", "(a|a{1,2})")
+        ),
+        (
+            Options.JSON,
+            '{"type": "array", "items": {"type": ["null", "string"]}, "maxItems": 20000}',
+            "xgrammar",
+        ),
+        (Options.JSON, '{"type": "integer", "multipleOf": 3}', "guidance"),
     ],
+    ids=name_of,
 )
 def test_what_is_not_read_alike_is_stock_s(
-    schema: dict[str, Any], handed_to: str, ours: SglBackend
+    kind: Options, spec: str, handed_to: str, ours: SglBackend
 ) -> None:
     before = getattr(ours.counters, handed_to)
-    grammar = ours.compile_grammar(Options.JSON, json.dumps(schema))
-    assert not isinstance(grammar, SglGrammar)
+    assert not isinstance(ours.compile_grammar(kind, spec), SglGrammar)
     assert getattr(ours.counters, handed_to) == before + 1
 
 
@@ -345,36 +305,6 @@ def test_the_same_format_is_compiled_once_and_requests_do_not_meet(ours: SglBack
     untouched = bits(ours, second)
     first.accept_tokens("", ours.tokenizer.encode("on", add_special_tokens=False)[:1])
     assert bits(ours, second) == untouched
-
-
-def test_too_long_a_format_is_refused_with_its_length(ours: SglBackend) -> None:
-    with pytest.raises(ValueError, match=r"5,000,000 characters; at most"):
-        ours.compile_grammar(Options.REGEX, "a" * 5_000_000)
-
-
-def test_what_is_known_is_not_waited_for(ours: SglBackend) -> None:
-    class Threads(ThreadPoolExecutor):
-        submitted = 0
-
-        def submit(self, *args: Any, **kwargs: Any) -> Any:
-            self.submitted += 1
-            return super().submit(*args, **kwargs)
-
-    threads = Threads(max_workers=1)
-    executor = GrammarExecutor(threads, ours)
-    key = Options.REGEX, "asked (twice|again)"
-    request = SimpleNamespace(structured_output_request=SimpleNamespace(structured_output_key=key))
-
-    def compile_it(_: Any) -> Any:
-        return ours.compile_grammar(*key)
-
-    assert isinstance(executor.submit(compile_it, request).result(), SglGrammar)
-    assert threads.submitted == 1
-    future = executor.submit(compile_it, request)
-    assert future.done() and isinstance(future.result(), SglGrammar) and threads.submitted == 1
-    failing = executor.submit(lambda _: 1 / 0, request)
-    assert isinstance(failing.exception(), ZeroDivisionError)
-    executor.shutdown()
 
 
 # -- grammars in an engine

@@ -18,11 +18,12 @@ from sgl_vllm.fsm import automaton
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.warm_up import compile_loops
+from tests.effort import examples
 from tests.engine.engine import Ask
 from tests.engine.fsm_backends import backend, bits
 
-NUM_FORMATS = 2_000
-NUM_WARM = 500
+NUM_FORMATS = examples(1_000)
+NUM_WARM = 400
 STEPS = 8
 MAX_GROWTH_BYTES = 200 << 20
 PAGE_BYTES = 4096

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import time
 
 import psutil
 import pytest
-import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.fsm.vllm.backend import SglBackend
@@ -85,26 +82,6 @@ def test_the_process_of_xgrammar_does_not_load_torch(stock_s: SglBackend) -> Non
     assert not [one.path for one in process.memory_maps() if "libtorch" in one.path]
 
 
-FAILS_ONCE = """
-import importlib, sys
-real = importlib.import_module
-def fails(name, *more):
-    importlib.import_module = real
-    raise ImportError(name)
-importlib.import_module = fails
-from sgl_vllm.fsm.vllm.xgrammar_alone import xgrammar
-print(sys.modules["torch"].__version__, str(xgrammar.Grammar.from_regex("a")).strip())
-"""
-
-
-def test_where_xgrammar_needs_torch_it_is_imported() -> None:
-    run = subprocess.run([sys.executable, "-c", FAILS_ONCE], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    version, grammar = run.stdout.strip().split(" ", 1)
-    assert version == torch.__version__
-    assert grammar.startswith("root ::=")
-
-
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_large_format_comes_out_as_from_stock(stock_s: SglBackend, kind: Options) -> None:
     spec = LARGE[kind]
@@ -130,12 +107,6 @@ def test_what_never_ends_is_refused_and_leaves_nothing_that_runs(stock_s: SglBac
     assert stock_s.compile_grammar(Options.GRAMMAR, LARGE_GRAMMAR)
 
 
-def test_what_is_wrong_is_told_as_stock_tells_it(stock_s: SglBackend) -> None:
-    wrong = LARGE_GRAMMAR + " | missing"
-    with pytest.raises(ValueError, match="missing"):
-        stock_s.compile_grammar(Options.GRAMMAR, wrong)
-
-
 def test_a_short_format_that_takes_gigabytes_is_refused_and_takes_none(
     guidance_s: SglBackend,
 ) -> None:
@@ -147,11 +118,6 @@ def test_a_short_format_that_takes_gigabytes_is_refused_and_takes_none(
     assert time.monotonic() - begun < 2 * COMPILE_TIMEOUT_S
     assert not sandbox_processes("guidance_worker")
     assert memory().rss < before + 64 * MIB
-
-
-def test_it_is_refused_whichever_backend_is_asked_first(stock_s: SglBackend) -> None:
-    with pytest.raises(CompilationLimitError):
-        stock_s.compile_grammar(Options.JSON, MANY_ITEMS)
 
 
 @pytest.mark.parametrize("kind", LARGE)
@@ -172,13 +138,6 @@ def test_what_was_compiled_once_is_not_tried_again(
             process.wait()
         one.compile_grammar(Options.GRAMMAR, SMALL_GRAMMAR)
         assert not sandbox_processes(worker)
-
-
-def test_what_the_automata_compile_takes_no_process() -> None:
-    others = len(sandbox_processes()) + len(sandbox_processes("guidance_worker"))
-    ours = backend()
-    ours.compile_grammar(Options.JSON, '{"type": "integer"}')
-    assert len(sandbox_processes()) + len(sandbox_processes("guidance_worker")) == others
 
 
 def test_the_process_prints_the_grammar_of_a_schema_or_nothing() -> None:

@@ -21,7 +21,6 @@ import pytest
 import sgl_vllm.programs
 import sgl_vllm.radix
 import sgl_vllm.scheduler
-from sgl_vllm.radix.invariants import check_pool
 from tests.effort import some_nightly
 from tests.engine.machine import Machine
 
@@ -95,16 +94,6 @@ def serve(subject: Machine, seed: int) -> None:
         if not subject.scheduler.has_requests():
             break
         subject.step()
-
-
-def check_nothing_is_left(subject: Machine) -> None:
-    """Machine's own check asks for a tree."""
-    scheduler = subject.scheduler
-    assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
-    pool = scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == NUM_BLOCKS
-    if not pool.is_off:
-        check_pool(pool)
 
 
 def modules() -> Iterator[ModuleType]:
@@ -192,6 +181,6 @@ def test_an_error_in_any_method_ends_nothing_and_leaks_nothing(setting: str) -> 
             try:
                 with replaced(target, raising_at(call)):
                     serve(subject, 0)
-                check_nothing_is_left(subject)
+                subject.check_nothing_is_left()
             except Exception as error:
                 raise AssertionError(f"{name}, call {call} of {number}") from error

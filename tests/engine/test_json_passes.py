@@ -16,6 +16,8 @@ from tests.effort import requests
 from tests.engine.engine import Ask, Engine, words
 from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
 
+pytestmark = pytest.mark.platforms
+
 NUM_REQUESTS = 8
 MAX_TOKENS = 96
 

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
+from tests.effort import by_turns
 from tests.engine.jobs import (
     WHOLE,
     Job,
@@ -38,10 +39,10 @@ CARD = PATTERNS[0]
 
 SHAPES = [
     # block size, blocks, at once, tokens a step, policy
-    (16, 400, 16, 512, "fcfs"),
-    (16, 17, 16, 48, "fcfs"),
-    (128, 3, 16, 512, "fcfs"),
-    (128, 6, 4, 64, "priority"),
+    pytest.param((16, 400, 16, 512, "fcfs")),
+    pytest.param((16, 17, 16, 48, "fcfs")),
+    pytest.param((128, 6, 4, 64, "priority")),
+    pytest.param((128, 3, 16, 512, "fcfs")),
 ]
 
 
@@ -52,8 +53,7 @@ def want() -> tuple[list[Job], dict[str, Answer]]:
     return with_continuations(jobs, wanted(jobs))
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "runner"), by_turns(SHAPES, [()], RUNNERS))
 def test_every_request_gets_the_same_tokens(want, shape, runner):
     jobs, answers = want
     block_size, num_blocks, at_once, max_tokens, policy = shape
@@ -75,54 +75,56 @@ def test_every_request_gets_the_same_tokens(want, shape, runner):
     counts = jump_counts(core)
     assert 0 < counts.stale_tokens <= counts.jumps
     assert counts.forced_tokens > 500
-    for seed in range(2):
-        core = LateCore(**settings)
-        aborted = serve(core, jobs, random.Random(seed))
-        assert aborted
-        check(core.answers, answers, aborted)
-        jump_counts(core)
+    core = LateCore(**settings)
+    aborted = serve(core, jobs, random.Random(0))
+    assert aborted
+    check(core.answers, answers, aborted)
+    jump_counts(core)
 
 
 # -- what a jump costs and saves -------------------------------------------------------------------
 
 
+ONE_AT_A_TIME = r"([0-9]x){12}"
+MIXED = r"([0-9]x){4}: [a-z]{2}, [0-9] of 9\. This is where it ends, with [0-9] left over\."
+"""Runs of one token, of two, and of more. A run too short for a jump is decoded, canonically."""
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", [*PATTERNS, WHOLE, ONE_AT_A_TIME, MIXED])
 def test_a_jump_wastes_one_row_at_most_and_saves_a_pass_for_every_other_token(runner, pattern):
-    passes, answers = {}, {}
+    job = Job("one", [70, 71, 72], params(pattern))
+    passes = {}
     for jumps in (True, False):
         core = LateCore({"jump_forward": jumps}, runner=runner)
-        core.send("one", [70, 71, 72], params(pattern))
+        core.send(job.name, job.prompt, job.params)
         core.finish()
-        passes[jumps], answers[jumps] = core.runner.num_passes, core.answers["one"]
+        passes[jumps] = core.runner.num_passes
         if jumps:
-            counts = jump_counts(core)
-    num_tokens = len(answers[True].tokens)
-    num_in_flight_at_end = passes[True] + counts.forced_tokens - num_tokens
+            counts, answer = jump_counts(core), core.answers["one"]
+    assert answer == wanted([job])["one"]
+    num_in_flight_at_end = passes[True] + counts.forced_tokens - len(answer.tokens)
     assert counts.stale_tokens <= num_in_flight_at_end <= counts.stale_tokens + 1
     assert counts.stale_tokens <= counts.jumps
-    assert passes[True] < passes[False] / 2
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_text_with_nothing_to_decide_takes_one_pass(runner):
-    core = LateCore(runner=runner)
-    core.send("one", [70, 71, 72], params(WHOLE))
-    core.finish()
-    assert core.runner.num_passes <= 2  # the second was in flight when the first ended it
-    assert core.answers["one"].finish_reason == "stop"
-    assert jump_counts(core).jumps == 1
+    if pattern == ONE_AT_A_TIME:
+        assert counts.stale_tokens == 0 and passes[True] <= passes[False]
+    elif pattern == MIXED:
+        assert counts.forced_tokens >= 3 * counts.jumps > 0 and passes[True] < passes[False]
+    else:
+        assert passes[True] < passes[False] / 2
+    if pattern == WHOLE:
+        assert passes[True] <= 2  # the second was in flight when the first ended it
 
 
 # -- given up, paused, stuck -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(("runner", "first"), [(V1Runner, 0), (V2Runner, 1)])
 @pytest.mark.parametrize("reset", [False, True], ids=["abort", "reset"])
-def test_a_request_can_be_interrupted_at_any_time(runner, reset):
+def test_a_request_can_be_interrupted_at_any_time(runner, first, reset):
     job = Job("one", [*range(40, 90)], params(CARD))
     whole = wanted([job])["one"]
-    for num_steps in range(24):
+    for num_steps in range(first, 24, 2):
         core = LateCore(runner=runner, max_num_batched_tokens=32)
         core.send(job.name, job.prompt, job.params)
         core.send("other", [*range(30)], params(max_tokens=12))
@@ -141,8 +143,9 @@ def test_a_request_can_be_interrupted_at_any_time(runner, reset):
 # -- beside others ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("shape", [(16, 400), (16, 30), (128, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "runner"), [((16, 400), V1Runner), ((16, 30), V2Runner), ((128, 5), V1Runner)]
+)
 def test_scores_are_those_of_the_whole_prompt_computed(runner, shape):
     """Beside requests that jump, in chunks and with a cache that does not hold them all."""
     block_size, num_blocks = shape

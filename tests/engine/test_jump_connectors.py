@@ -11,13 +11,13 @@ from vllm.config import KVTransferConfig
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from sgl_vllm.jump.connectors import FIT, unfit
-from sgl_vllm.part import connector_classes
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.memory_connector import STORE, behave
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_pressure import MAX_MODEL_LEN, Run, jobs, run, start_tiny
+
+pytestmark = pytest.mark.platforms
 
 ENDS_FORCED = r"[a-z]{3} is what we asked for, and [a-z]{2} is what we got in the end, after all"
 LONG_RUNS = (
@@ -65,15 +65,6 @@ def offloading(tmp_path) -> KVTransferConfig:
     return KVTransferConfig(**offloading_config(tmp_path))
 
 
-def example(tmp_path) -> KVTransferConfig:
-    """vLLM's example, which stores prompts as files."""
-    return KVTransferConfig(
-        kv_connector="ExampleConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"shared_storage_path": str(tmp_path / "example")},
-    )
-
-
 def both(tmp_path) -> KVTransferConfig:
     return KVTransferConfig(
         kv_connector="MultiConnector",
@@ -110,8 +101,15 @@ def all_get_what_they_should(engine: Engine, want: Run, seeds: int) -> None:
 # -- what a connector is told ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("load_steps", [0, 2])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "load_steps"),
+    [
+        (SHAPES[1], 2),
+        pytest.param(SHAPES[0], 0, marks=pytest.mark.slow),
+        pytest.param(SHAPES[2], 2, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_connector_is_told_of_requests_that_run_on_and_on(start, want, shape, load_steps):
     config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
     engine = start_tiny(start, *shape, plugin={"tier_rule": "always"}, kv_transfer_config=config)
@@ -120,6 +118,7 @@ def test_a_connector_is_told_of_requests_that_run_on_and_on(start, want, shape, 
     assert engine.scheduler.connector.num_several > 50
 
 
+@pytest.mark.slow
 def test_answers_beside_vllms_offloading_are_those_without(start, want, tmp_path):
     engine = start_tiny(
         start, *SHAPES[1], plugin={"tier_rule": "always"}, kv_transfer_config=offloading(tmp_path)
@@ -141,14 +140,14 @@ def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(s
     engine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("connector", [example, both])
-def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path, connector):
+@pytest.mark.slow
+def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path):
     """It can neither store a prompt that comes in chunks nor load for a preempted request."""
     engine = start_tiny(
         start,
         *(32, 160, 16, False, "fcfs"),
         plugin={"tier_rule": "always"},
-        kv_transfer_config=connector(tmp_path),
+        kv_transfer_config=both(tmp_path),
     )
     for _ in range(2):
         assert run(engine, jobs(32, 24, seed=32), 10_000, None).answers == want.answers
@@ -209,29 +208,3 @@ def test_what_was_stored_of_a_jumped_request_is_what_it_had_computed(start, tmp_
 
 
 # -- which ones -----------------------------------------------------------------------------------
-
-
-def of_kind(name: str, module: str, **attributes: object) -> object:
-    return type(name, (), {"__module__": module, **attributes})()
-
-
-def why(connector: object) -> str | None:
-    return unfit(connector_classes(connector))
-
-
-def test_connectors_that_were_read_or_say_so_are_fit_and_others_are_named():
-    module = "vllm.distributed.kv_transfer.kv_connector.v1.some"
-    assert {why(of_kind(name, module)) for name in FIT} == {None}
-    assert why(of_kind("NixlConnector", "another")) == "NixlConnector"
-    assert why(of_kind("HiSparseConnector", module)) == "HiSparseConnector"
-    assert why(of_kind("Mine", "mine", supports_jump_forward=True)) is None
-    good, bad = of_kind("NixlConnector", module), of_kind("FlexKVConnectorV1", module)
-    assert why(of_kind("MultiConnector", module, _connectors=[good, good])) is None
-    assert why(of_kind("MultiConnector", module, _connectors=[good, bad])) == "FlexKVConnectorV1"
-    assert why(of_kind("MultiConnector", module)) == "MultiConnector"
-
-
-def test_every_connector_of_the_list_is_one_of_vllms():
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
-    assert set(FIT) <= set(KVConnectorFactory._registry)

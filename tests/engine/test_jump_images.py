@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from vllm import SamplingParams
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.request import Request
 
 from benchmarks.models import resolve_model
-from sgl_vllm.jump.part import Limits, limits_of, may_jump
+from sgl_vllm.jump.part import limits_of
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 
@@ -26,8 +24,6 @@ PATTERNS = [
     r'\{"animal": "[A-Z][a-z]{2,5}", "legs, as far as one can see": [0-9], "sleeps": true\}',
     r"I see [a-z ]{3,9} in the picture\. Nothing more can be said about it\.",
 ]
-TINY = {"block_size": 32, "num_gpu_blocks_override": 12, "max_num_batched_tokens": 64}
-"""Room for a few requests, and for the vectors of few images."""
 
 Prompt = dict[str, Any]
 
@@ -103,14 +99,6 @@ def test_all_kinds_of_requests_with_images_get_the_right_answer(start_vlm, want)
     engine.check_nothing_is_left()
 
 
-def test_so_do_they_in_a_tiny_cache_with_prompts_in_chunks(start_vlm, want):
-    engine = start_vlm({}, max_model_len=256, **TINY)
-    assert answers(engine, mixed_requests(24)) == want
-    stats = engine.scheduler.sgl_vllm.stats()
-    assert stats.jump_forward.jumps > 20
-    engine.check_nothing_is_left()
-
-
 def test_an_image_is_encoded_again_if_a_request_is_preempted_after_a_jump(start_vlm):
     """vLLM does not send the pixels of computed images again when a request is resumed."""
     engine = start_vlm({"radix": False, "select": False}, enable_prefix_caching=False)
@@ -145,15 +133,3 @@ def test_with_images_in_shared_memory_requests_decode_token_by_token(start_vlm):
     assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps == 0
     answers(engine, [(about([], "What is it?"), params(PATTERNS[0]))])
     assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0
-
-
-@pytest.mark.parametrize(("modality", "jumps"), [("image", True), ("prompt_embeds", False)])
-def test_prompt_embeddings_are_no_images(modality, jumps):
-    feature = MultiModalFeatureSpec(
-        data=None,
-        modality=modality,
-        identifier="one",
-        mm_position=PlaceholderRange(offset=4, length=8),
-    )
-    request = Request("one", list(range(40)), params("a+"), None, mm_features=[feature])
-    assert may_jump(request, Limits()) is jumps

@@ -131,18 +131,6 @@ def test_a_request_takes_no_more_passes_than_with_the_better_of_the_two(pattern,
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_a_run_that_drafts_begin_with_is_left_to_them(runner):
-    """Nothing of an answer is appended that the model accepts as drafts in as many passes."""
-    job = Job("one", [70, 71, 72], params("[a-z]1[a-z]2[a-z]3[a-z]4"))
-    tokens = whole([job], stocks([job]))
-    core = make_core(runner, Right(tokens, NUM_DRAFTS))
-    serve_all(core, [job])
-    assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]
-    assert core.runner.num_accepted > 0
-    assert jump_counts(core).forced_tokens <= 1  # the one that ends the answer
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_a_forced_report_counts_what_is_sent_after_the_next_pass(runner):
     job = Job("one", [70, 71, 72], params("[a-z]1a2b3c4d5e6f7g", extra_args={"sgl_report": 1}))
     tokens = whole([job], stocks([job]))

@@ -16,6 +16,8 @@ from tests.effort import requests
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 
+pytestmark = pytest.mark.platforms
+
 MAX_MODEL_LEN = 256
 PATTERNS = [
     r'\{"the name of the city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9]'
@@ -124,12 +126,10 @@ def describe(engine: Engine) -> str:
 SHAPES = [
     # block size, blocks, at once, chunked, policy
     (32, 9, 4, True, "fcfs"),
-    (32, 9, 16, False, "fcfs"),
     (32, 12, 16, True, "priority"),
-    (32, 20, 16, True, "fcfs"),
     (128, 3, 4, False, "fcfs"),
-    (128, 3, 16, True, "priority"),
-    (128, 6, 16, True, "fcfs"),
+    pytest.param((32, 9, 16, False, "fcfs"), marks=pytest.mark.slow),
+    pytest.param((128, 3, 16, True, "priority"), marks=pytest.mark.slow),
 ]
 
 

@@ -17,7 +17,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from tests.engine.engine import MODEL, Ask, Engine, greedy, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_forward import CARD
-from tests.engine.test_select import scores, scoring
+from tests.engine.test_radix import scores, scoring
 
 RANK = 4
 SETTINGS: dict[str, Any] = {

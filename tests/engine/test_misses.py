@@ -13,95 +13,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
-from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
 from sgl_vllm.counters import declarations
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix import misses
 from sgl_vllm.radix.invariants import check_pool
-from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.misses import MissCounters
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.cached_prefixes import Prefix, prefixes_in
-from tests.engine import test_recurrent_groups, test_window_groups
+from tests.engine.cache import Cache
 from tests.engine.jobs import mixed_jobs, serve
 from tests.engine.machine import Machine
+from tests.engine.test_groups import make_tiny
 
-SIZE = 4
-PARAMS = SamplingParams(max_tokens=1)
 ADAPTERS = [None, LoRARequest("french", 1, "/french"), LoRARequest("german", 2, "/german")]
 
 CACHED = "cached"
 
 
-class Cache:
-    """A manager without a model. `serve` runs a request from its admission to its end."""
+def small_cache(num_blocks: int = 100, **options: Any) -> Cache:
+    return Cache(num_blocks, 256, block_size=4, why_exact=True, **options)
 
-    def __init__(self, num_blocks: int = 100, *, hashes: bool = False, **options: Any) -> None:
-        spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32)
-        groups = [KVCacheGroupSpec(["layer"], spec)]
-        config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-        manager = KVCacheManager(config, 256, scheduler_block_size=SIZE, hash_block_size=SIZE)
-        options = {"why_exact": True, **options}
-        self.manager = RadixKVCacheManager.adopt(manager, **options)
-        self.names = map(str, itertools.count())
-        self.hasher: Callable[..., Any] | None = None
-        if hashes:  # for vLLM's own cache
-            function = get_hash_fn_by_name("sha256")
-            init_none_hash(function)
-            self.hasher = get_request_block_hasher(SIZE, function)
 
-    @property
-    def tree(self) -> RadixTree:
-        assert self.manager.tree is not None
-        return self.manager.tree
+def explained(cache: Cache, request: Request) -> dict[str, Any]:
+    of, salt = request.request_id, request.cache_salt
+    (answer,) = cache.manager.misses.explain(of, salt, now=0.0)
+    return answer
 
-    def request(
-        self, tokens: list[int], adapter: LoRARequest | None = None, salt: str | None = None
-    ) -> Request:
-        return Request(
-            next(self.names),
-            tokens,
-            PARAMS,
-            None,
-            lora_request=adapter,
-            cache_salt=salt,
-            block_hasher=self.hasher,
-        )
 
-    def look_up(self, request: Request) -> tuple[Any, int]:
-        self.manager.new_step_starts()
-        blocks, num_cached, _ = self.manager.get_computed_blocks(request)
-        return blocks, num_cached
-
-    def admit(self, request: Request, blocks: Any, num_cached: int, external: int = 0) -> None:
-        manager = self.manager
-        num_new = request.num_tokens - num_cached - external
-        assert manager.allocate_slots(
-            request, num_new, num_cached, blocks, num_external_computed_tokens=external
-        )
-        manager.record_prefix_cache_stats(request, num_cached)
-        manager.block_pool.free_blocks(manager.take_kv_cache_block_copies()[1])
-        request.num_computed_tokens = request.num_tokens
-
-    def serve(self, tokens: list[int], external: int = 0, **how: Any) -> dict[str, Any]:
-        """Returns the explanation."""
-        request = self.request(tokens, **how)
-        self.admit(request, *self.look_up(request), external)
-        self.manager.free(request)
-        return self.explain(request)
-
-    def explain(self, request: Request) -> dict[str, Any]:
-        (answer,) = self.manager.misses.explain(request.request_id, request.cache_salt, now=0.0)
-        return answer
+def causes_of(cache: Cache, prompt: list[int]) -> list[tuple[str, int, int]]:
+    """Of a request that is served."""
+    return causes(explained(cache, cache.serve(prompt)))
 
 
 def causes(answer: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -200,7 +144,7 @@ def random_prompts(rng: random.Random) -> Iterator[list[int]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeypatch):
     rng = random.Random(seed)
-    cache = Cache(num_blocks=rng.choice([25, 60]))
+    cache = small_cache(rng.choice([25, 60]))
     ticks = itertools.count()
     monkeypatch.setattr(cache.tree, "clock", lambda: float(next(ticks)))
     replay = Replay(cache.tree, monkeypatch)
@@ -208,8 +152,8 @@ def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeyp
     running: list[Request] = []
     sums: Counter[str] = Counter()
     for _ in range(500):
-        how = {"adapter": rng.choice(ADAPTERS[: 1 + seed]), "salt": rng.choice([None, None, "s"])}
-        request = cache.request(next(prompts), **how)
+        adapter, salt = rng.choice(ADAPTERS[: 1 + seed]), rng.choice([None, None, "s"])
+        request = cache.request(next(prompts), lora_request=adapter, cache_salt=salt)
         prompt = request.prompt_token_ids
         first_scored = rng.randrange(1, len(prompt) + 1) if rng.random() < 0.2 else None
         if first_scored is not None:
@@ -221,7 +165,6 @@ def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeyp
         if rng.random() < 0.02 and not running:
             assert cache.manager.reset_prefix_cache()
         blocks, num_read = cache.look_up(request)
-        adapter = how["adapter"] and (how["adapter"].lora_name, how["adapter"].lora_path)
         if request.skip_reading_prefix_cache:
             wanted = ["skipped"] * len(prompt)
         else:
@@ -229,10 +172,11 @@ def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeyp
             assert record is not None
             namespace = record.namespace
             assert isinstance(namespace, CacheNamespace)
-            assert (namespace.adapter, namespace.salt) == (adapter, how["salt"])
+            named = adapter and (adapter.lora_name, adapter.lora_path)
+            assert (namespace.adapter, namespace.salt) == (named, salt)
             wanted = replay.explain(namespace, prompt, num_read, first_scored)
-        cache.admit(request, blocks, num_read)
-        answer = cache.explain(request)
+        cache.allocate(request, (blocks, num_read))
+        answer = explained(cache, request)
         assert by_token(answer) == wanted
         assert answer["num_cached_tokens"] == num_read
         assert answer["num_missed_tokens"] == len(prompt) - num_read
@@ -252,57 +196,41 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 
 
 def test_what_a_connector_loads_is_not_missed():
-    cache = Cache()
+    cache = small_cache()
     cache.serve(PROMPT[:5])
     request = cache.request([*PROMPT, 1, 2, 3, 4, 5])
     blocks, num_read = cache.look_up(request)
     assert num_read == 5
     # A load that goes further replaces the partial block of the hit.
-    cache.admit(request, cache.manager.truncate_computed_blocks(blocks, 4), 4, external=8)
-    answer = cache.explain(request)
+    cache.allocate(request, (cache.manager.truncate_computed_blocks(blocks, 4), 4), external=8)
+    answer = explained(cache, request)
     assert (answer["num_cached_tokens"], answer["num_loaded_tokens"]) == (4, 8)
     assert causes(answer) == [("new", 12, 15)]
     assert cache.manager.misses.counters.missed_prompt_tokens == 5 + 3
 
 
-def test_only_the_first_admission_counts():
-    cache = Cache()
-    request = cache.request(PROMPT)
-    cache.admit(request, *cache.look_up(request))
-    request.num_computed_tokens, request.num_preemptions = 0, 1
-    cache.manager.free(request)
-    cache.admit(request, *cache.look_up(request))
-    assert causes(cache.explain(request)) == [("new", 0, 10)]
-    check_sums(cache.manager.misses.counters, Counter(new=10))
-
-
 def test_after_an_error_the_part_is_the_cause():
-    cache = Cache(hashes=True)
+    cache = small_cache(hashes=True)
     cache.serve(PROMPT)
     cache.manager.pool.switch_off("off: by this test")
-    assert causes(cache.serve(PROMPT)) == [("part_off", 0, 10)]
-    assert causes(cache.serve(PROMPT)) == [("part_off", 8, 10)]  # vLLM's own cache has blocks
+    assert causes_of(cache, PROMPT) == [("part_off", 0, 10)]
+    assert causes_of(cache, PROMPT) == [("part_off", 8, 10)]  # vLLM's own cache has blocks
     check_sums(cache.manager.misses.counters, Counter(new=10, part_off=10 + 2))
 
 
 def test_an_error_in_a_lookup_is_the_cause_of_its_own_misses(monkeypatch):
-    cache = Cache(hashes=True)
+    cache = small_cache(hashes=True)
     cache.serve(PROMPT)
     monkeypatch.setattr(cache.tree, "match_prefix", None)
-    assert causes(cache.serve(PROMPT)) == [("part_off", 0, 10)]
+    assert causes_of(cache, PROMPT) == [("part_off", 0, 10)]
 
 
 # -- other layouts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["windows", "states"])
-def test_every_token_has_a_cause_with_windows_and_with_states(kind):
-    if kind == "windows":
-        core = test_window_groups.make_core(
-            "gemma 3", num_blocks=80, block_size=16, max_num_batched_tokens=48
-        )
-    else:
-        core = test_recurrent_groups.make_core("with a window", test_recurrent_groups.TINY)
+@pytest.mark.parametrize("layout", ["gemma 3", "states and a window"])
+def test_every_token_has_a_cause_with_windows_and_with_states(layout):
+    core = make_tiny(layout)
     jobs = mixed_jobs(60, seed=5)
     serve(core, jobs)
     radix = core.scheduler.parts.radix
@@ -315,22 +243,11 @@ def test_every_token_has_a_cause_with_windows_and_with_states(kind):
 
 
 def test_an_error_in_an_explanation_costs_neither_the_hit_nor_the_tree(monkeypatch):
-    cache = Cache()
+    cache = small_cache()
     cache.serve(PROMPT)
     monkeypatch.setattr(cache.manager.misses, "looked_up", None)
     assert cache.look_up(cache.request(PROMPT))[1] == len(PROMPT) - 1
     assert not cache.manager.is_off
-
-
-def test_the_adapters_used_last_are_searched(monkeypatch):
-    monkeypatch.setattr(misses, "MAX_ADAPTERS", 2)
-    cache = Cache()
-    for adapter in ADAPTERS[1:]:
-        cache.serve(PROMPT, adapter=adapter)
-    cache.serve([1, 2, 3])
-    prompt = [*range(50, 60)]
-    cache.serve(prompt, adapter=ADAPTERS[2])
-    assert causes(cache.serve(prompt)) == [("other_adapter", 0, 10)]
 
 
 @pytest.mark.parametrize(

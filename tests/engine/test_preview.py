@@ -25,6 +25,7 @@ from tests.engine.engine import MODEL
 from tools.support.__main__ import CONFIGS
 from tools.support.outlooks import write_models
 
+pytestmark = pytest.mark.slow
 BASE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -90,7 +91,7 @@ CASES = [
     Case("recurrent hybrid", model="qwen3_next", arguments={"dtype": "bfloat16"}),
     Case("MLA", model="deepseek_v3", arguments={"attention_backend": "CPU_MLA"}),
 ]
-QUICK = {"defaults", "a KV connector", "n-gram speculation", "sliding window"}
+QUICK = {"defaults", "a KV connector", "sliding window"}
 PARAMETERS = [
     pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.nightly)
     for case in CASES
@@ -115,8 +116,6 @@ def outlooks(
     models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, Outlook]:
     """What is foreseen for the cases that run in this session, by their names."""
-    if request.config.getoption("--vllm-platform", "v1-sync") != "v1-sync":
-        pytest.skip("the process that foresees has vLLM's own choice of runner and scheduling")
     ids = {item.callspec.id for item in request.session.items if hasattr(item, "callspec")}
     cases = [case for case in CASES if case.name in ids]
     asked = tmp_path_factory.mktemp("asked") / "asked.json"
@@ -139,8 +138,15 @@ def as_objects(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_an_engine_has_the_parts_that_were_foreseen(start, models, outlooks, case):
+    from sgl_vllm.preview.engine import facts
+
     engine = start(case.plugin, model=model_of(case, models), **as_objects(case.engine_arguments))
     parts, foreseen = engine.scheduler.parts, outlooks[case.name]
+    if case.model is None:
+        of_live = SchedulerFacts.of(engine.scheduler)
+        planned = facts(engine.core.vllm_config, engine.scheduler.kv_cache_config)
+        for one in fields(SchedulerFacts):
+            assert getattr(planned, one.name) == getattr(of_live, one.name), one.name
     has = engine.scheduler.sgl_vllm.stats().parts
     for part in foreseen.parts:
         if part.state is State.OFF:
@@ -154,18 +160,3 @@ def test_an_engine_has_the_parts_that_were_foreseen(start, models, outlooks, cas
     assert {(kind.kind, kind.block_size) for kind in foreseen.kv_cache} == kinds
     assert sum(kind.num_groups for kind in foreseen.kv_cache) == len(groups)
     assert foreseen.model_runner == ("V2" if engine.scheduler.use_v2_model_runner else "V1")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"kv_transfer_config": CONNECTOR}],
-    ids=["without a connector", "with a connector"],
-)
-def test_the_facts_of_a_planned_scheduler_are_those_of_the_one_that_vllm_makes(start, arguments):
-    from sgl_vllm.preview.engine import facts
-
-    engine = start({}, **as_objects(BASE | arguments))
-    of_live = SchedulerFacts.of(engine.scheduler)
-    planned = facts(engine.core.vllm_config, engine.scheduler.kv_cache_config)
-    for one in fields(SchedulerFacts):
-        assert getattr(planned, one.name) == getattr(of_live, one.name), one.name

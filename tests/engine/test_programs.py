@@ -7,28 +7,25 @@ of drafts, and with vLLM's offloading below the tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import vllm
 from vllm.config import KVTransferConfig
 
-from sgl_vllm.vllm_api.versions import release_of
 from tests.effort import requests
 from tests.engine import host_tiers
 from tests.engine.drafters import counting_drafts, for_speculation, speculation, why_it_cannot_run
 from tests.engine.engine import Engine
+from tests.engine.models import MODELS
 from tests.engine.play import REFERENCE, Hang, References, Setting, play, references_on
 from tests.engine.programs import Abort, Program, random_program
-from tests.engine.soak_models import MODELS, SINCE_0_32, SoakModel
 from tests.engine.ties import check_answers
 from tests.platforms.platform import chosen
 
 WHAT_HAPPENS = ("aborts", "partial hits", "select scores")
-NIGHTLY = (pytest.mark.nightly, pytest.mark.timeout(600))
 
 
 @dataclass(frozen=True)
@@ -67,25 +64,27 @@ def drafting(method: str, setting: Setting, program: tuple[int, int] = (30, 45),
     return Case(setting, program, method=method, **more)
 
 
-QUICK: dict[tuple[str, str], Case] = {
+NIGHTLY = (pytest.mark.nightly, pytest.mark.timeout(600))
+CASES = {
     ("demo", "tiny cache, prefill in chunks"): Case(tiny(30, chunk=64), ONE),
+    ("demo", "ngram"): drafting("ngram", tiny(28, chunk=1024), DRAFTS),
+    ("gemma3", "windows, offloading"): Case(
+        tiny(52, plugin={"tier_rule": "always"}), offloads=True, happens=WHAT_HAPPENS[1:]
+    ),
+}
+SLOW_CASES = {
     ("demo", "by priority, fair, prefill in one"): Case(
         Setting(FAIR, block_size=64, num_blocks=16, chunked=False, policy="priority"), ONE
     ),
     ("demo", "exact jumps, by what programs have left"): Case(
         tiny(30, chunk=64, plugin=EXACT | BY_PROGRAM, grammars_in_background=True), ONE
     ),
-    ("demo", "ngram"): drafting("ngram", tiny(28, chunk=1024), DRAFTS),
     ("demo", "eagle"): drafting("eagle", tiny(28, chunk=1024), DRAFTS),
-    ("demo", "eagle3"): drafting("eagle3", tiny(28, chunk=1024), DRAFTS),
     ("gemma3", "windows"): Case(tiny(52)),
-    ("gemma3", "windows, offloading"): Case(
-        tiny(52, plugin={"tier_rule": "always"}), offloads=True, happens=WHAT_HAPPENS[1:]
-    ),
     ("glm4_moe", "mtp"): drafting("mtp", tiny(27)),
     ("deepseek_v2", "mla"): Case(tiny(54, 16, 128), MLA, ("aborts", "partial hits", "preemptions")),
 }
-NIGHTLY_CASES: dict[tuple[str, str], Case] = {
+NIGHTLY_CASES = {
     ("demo", "draft model"): drafting("draft_model", tiny(28, chunk=1024), DRAFTS),
     ("demo", "eagle, exact jumps"): drafting("eagle", tiny(30, chunk=128, plugin=EXACT), DRAFTS),
     ("gemma3", "ngram"): drafting("ngram", tiny(52)),
@@ -110,54 +109,51 @@ NIGHTLY_CASES: dict[tuple[str, str], Case] = {
         Setting({}, block_size=16, num_blocks=60, chunked=False)
     ),
 }
-CASES = [
-    *(pytest.param(model, case, id=f"{model}, {name}") for (model, name), case in QUICK.items()),
-    *(
-        pytest.param(model, case, id=f"{model}, {name}", marks=NIGHTLY)
-        for (model, name), case in NIGHTLY_CASES.items()
-    ),
-]
+
+
+def all_cases() -> Iterator[Any]:
+    for cases, marks in ((CASES, ()), (SLOW_CASES, pytest.mark.slow), (NIGHTLY_CASES, NIGHTLY)):
+        for (model, name), case in cases.items():
+            yield pytest.param(model, case, id=f"{model}, {name}", marks=marks)
 
 
 @pytest.fixture(scope="module")
-def model(request, tmp_path_factory) -> Iterator[tuple[str, SoakModel]]:
-    if request.param in SINCE_0_32 and release_of(vllm.__version__) < (0, 32):
-        pytest.skip("vLLM 0.31 cannot run it on a CPU")
+def model(request, tmp_path_factory) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Its name, and the arguments of its engines."""
     folder: Path = tmp_path_factory.mktemp("models") / request.param
     with pytest.MonkeyPatch.context() as patch:
-        yield request.param, MODELS[request.param](folder, patch)
+        yield request.param, MODELS[request.param].prepare(folder, patch)
 
 
 @pytest.fixture(scope="module")
 def references(model, start) -> Callable[[Program], References]:
     """What stock answers to a program without a cache. Each program is played once."""
+    name, engine_args = model
+    setting = replace(REFERENCE, block_size=MODELS[name].block_sizes[0])
     known: dict[int, References] = {}
-    arguments: Mapping[str, Any] = model[1].engine_args
 
     def of(program: Program) -> References:
         if program.seed not in known:
-            setting = replace(REFERENCE, block_size=model[1].block_sizes[0])
-            engine = start_for(start, setting, arguments)
-            known[program.seed] = references_on(engine, program)
+            known[program.seed] = references_on(start_for(start, setting, engine_args), program)
         return known[program.seed]
 
     return of
 
 
-def start_for(start, setting: Setting, arguments: Mapping[str, Any] = {}) -> Engine:
+def start_for(start, setting: Setting, arguments: dict[str, Any]) -> Engine:
     engine: Engine = start(plugin=setting.plugin, **{**arguments, **setting.engine_args})
     setting.prepare(engine)
     return engine
 
 
-@pytest.mark.parametrize(("model", "case"), CASES, indirect=["model"])
+@pytest.mark.parametrize(("model", "case"), [*all_cases()], indirect=["model"])
 def test_every_request_gets_the_answer_it_gets_without_a_cache(
     start, model, references, case, request, tmp_path
 ):
-    name, of_model = model
+    name, engine_args = model
     platform, setting = chosen(request.config), case.setting
     program = random_program(case.program[0], requests(case.program[1]))
-    arguments = dict(of_model.engine_args)
+    arguments = dict(engine_args)
     if case.method is not None:
         if requests(100) < 100:
             pytest.skip("it takes minutes where a pass is slow")
@@ -185,12 +181,12 @@ def test_every_request_gets_the_answer_it_gets_without_a_cache(
         loaded = hits.host_hit_tokens + hits.disk_hit_tokens + hits.other_tier_hit_tokens
         assert loaded > requests(500)
     check_answers(
-        lambda **judge: start(**{**of_model.engine_args, **judge}),
+        lambda **judge: start(**{**engine_args, **judge}),
         program,
         known.expected_by(setting, program),
         played,
-        logprob_tolerance=of_model.tolerance,
-        near_tie=of_model.near_tie,
+        logprob_tolerance=MODELS[name].tolerance,
+        near_tie=MODELS[name].near_tie,
     )
 
 
@@ -209,7 +205,7 @@ def test_the_programs_hold_every_shape_and_way_to_give_up():
 
 def test_an_engine_that_gets_nowhere_is_a_failure_with_its_seed(start, monkeypatch):
     monkeypatch.setattr("tests.engine.play.HANG_S", 0.2)
-    engine = start_for(start, Setting(None))
+    engine = start_for(start, Setting(None), {})
     engine.scheduler.max_num_scheduled_tokens = 0
     with pytest.raises(Hang, match=r"seed 2.*waiting"):
         play(engine, random_program(*ONE), None)

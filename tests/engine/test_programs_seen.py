@@ -65,14 +65,6 @@ def test_branches_of_a_program_are_one_program(machine: Machine) -> None:
     machine.run()
 
 
-def test_a_program_is_still_in_its_tool_when_its_context_was_evicted_or_flushed(
-    machine: Machine,
-) -> None:
-    serve(machine, words(64), extra_args={"sgl_next_tool": "bash"})
-    assert machine.scheduler.reset_prefix_cache()
-    assert states(machine) == {"in_tool": 1}
-
-
 def test_a_request_ahead_of_time_leaves_its_program_in_the_tool(machine: Machine) -> None:
     """Nor is the time until it arrives taken for the time that the tool takes."""
     prompt = serve(machine, words(64), extra_args={"sgl_program": "p", "sgl_next_tool": "bash"})
@@ -87,12 +79,13 @@ def test_a_request_ahead_of_time_leaves_its_program_in_the_tool(machine: Machine
     assert states(machine) == {"waiting_for_person": 1}
 
 
-def test_hints_survive_a_preemption() -> None:
+def test_hints_survive_a_preemption_and_a_flush() -> None:
     machine = Machine(num_blocks=20)  # 640 tokens
     for _ in range(2):
         machine.add(words(250), 200, extra_args={"sgl_next_tool": "bash"})
     machine.run()
     assert machine.num_preemptions > 0
+    assert machine.scheduler.reset_prefix_cache()
     assert states(machine) == {"in_tool": 2}
 
 
@@ -121,28 +114,21 @@ def test_without_the_parts_that_know_nothing_is_said(off: str) -> None:
 # -- steps of graphs -------------------------------------------------------------------------------
 
 
-def serve_steps(machine: Machine, graph: StepGraph, sizes: Sequence[int]) -> None:
-    """A run whose steps have new prompts of these sizes."""
-    for index, size in enumerate(sizes):
-        machine.add(words(size), **step(graph, index, sends_graph=index == 0))
-        machine.run()
-
-
 def step(graph: StepGraph, index: int, *, sends_graph: bool = False) -> dict:
     hints = {"sgl_step": f"{graph.digest}/{index}"}
     return {"extra_args": {**hints, **({"sgl_graph": graph.text} if sends_graph else {})}}
 
 
 LINE = StepGraph((Step(), Step(0, "search"), Step(1, "read")))
-
-
 PAIR = StepGraph((Step(), Step(0, "build")))
+BY_PROGRAM = {"schedule_policy": "program", "schedule_max_delay": 100.0}
 
 
 def test_the_program_with_the_least_to_compute_goes_first():
-    machine = Machine({"schedule_policy": "program", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    serve_steps(machine, LINE, [600, 200, 20])
-    serve_steps(machine, PAIR, [100, 100])
+    machine = Machine(BY_PROGRAM, max_num_seqs=1)
+    for graph, sizes in ((LINE, [600, 200, 20]), (PAIR, [100, 100])):
+        for index, size in enumerate(sizes):  # of the new prompts of a run
+            serve(machine, words(size), **step(graph, index, sends_graph=index == 0))
     machine.admitted.clear()
     for name, graph, index in (("820", LINE, 0), ("200", PAIR, 0), ("20", LINE, 2)):
         machine.add(words(64), name=name, **step(graph, index))
@@ -151,11 +137,8 @@ def test_the_program_with_the_least_to_compute_goes_first():
 
 
 def test_without_a_graph_the_program_that_has_computed_the_least_goes_first():
-    machine = Machine({"schedule_policy": "program", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    served = {size: words(size) for size in (2000, 400, 100)}
-    for prompt in served.values():
-        machine.add(prompt)
-        machine.run()
+    machine = Machine(BY_PROGRAM, max_num_seqs=1)
+    served = {size: serve(machine, words(size)) for size in (2000, 400, 100)}
     machine.admitted.clear()
     for size, prompt in served.items():
         machine.add([*prompt, *words(8)], name=str(size))
@@ -203,17 +186,15 @@ def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
     return num_remaining // 2  # the other step counts as much
 
 
-def test_a_step_takes_the_tokens_that_are_not_cached_and_those_of_its_answer():
-    machine = Machine()
-    prompt = words(320)
-    machine.add(prompt)
-    machine.run()
+def test_a_step_takes_what_was_computed_for_it_once():
+    """The tokens that are not cached, and those of its answer; none of them again after a
+    preemption, and none at all if it is aborted without an answer."""
+    machine, prompt = Machine(), words(320)
+    serve(machine, prompt)
     machine.add([*prompt, *words(80)], 20, **step(TWO, 0, sends_graph=True))
     machine.run()
     assert 80 + 19 <= measured_tokens(machine, prompt) <= 81 + 20
 
-
-def test_what_is_computed_again_after_a_preemption_does_not_count():
     machine = Machine(num_blocks=30)
     machine.add(words(200), 200)
     request = machine.add(words(640), 100, **step(TWO, 0, sends_graph=True))
@@ -221,12 +202,10 @@ def test_what_is_computed_again_after_a_preemption_does_not_count():
     assert request.num_preemptions
     assert 730 <= measured_tokens(machine, words(64)) <= 740
 
-
-@pytest.mark.parametrize(("num_steps", "num_tokens"), [(1, 0), (3, 2001)])
-def test_an_aborted_request_takes_what_was_computed_if_it_has_an_answer(num_steps, num_tokens):
-    machine = Machine()
-    request = machine.add(words(2000), 100, **step(TWO, 0, sends_graph=True))
-    for _ in range(num_steps):
-        machine.step()
-    machine.abort(request)
-    assert num_tokens - 1 <= measured_tokens(machine, words(64)) <= num_tokens + 1
+    for num_steps, num_tokens in ((1, 0), (3, 2001)):
+        machine = Machine()
+        request = machine.add(words(2000), 100, **step(TWO, 0, sends_graph=True))
+        for _ in range(num_steps):
+            machine.step()
+        machine.abort(request)
+        assert num_tokens - 1 <= measured_tokens(machine, words(64)) <= num_tokens + 1

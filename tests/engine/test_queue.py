@@ -4,9 +4,7 @@ makes the scheduler compute."""
 from __future__ import annotations
 
 import itertools
-import logging
 import random
-from collections.abc import Iterator
 
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
@@ -38,34 +36,6 @@ def count_calls(monkeypatch, owner: type, name: str) -> list[None]:
     return calls
 
 
-class Records(logging.Handler):
-    """Collects the records of a logger."""
-
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-def records_from(level: int, part: str) -> Iterator[list[logging.LogRecord]]:
-    handler, logger = Records(level), logging.getLogger(f"vllm.sgl_vllm.{part}")
-    logger.addHandler(handler)
-    yield handler.records
-    logger.removeHandler(handler)
-
-
-@pytest.fixture
-def warnings_of_hints() -> Iterator[list[logging.LogRecord]]:
-    yield from records_from(logging.WARNING, "hints")
-
-
-@pytest.fixture
-def errors_of_queue() -> Iterator[list[logging.LogRecord]]:
-    yield from records_from(logging.ERROR, "schedule")
-
-
 class Anything:
     """A grammar that is ready and allows every token."""
 
@@ -91,19 +61,6 @@ def test_vllm_pops_the_request_that_it_has_given_blocks():
     machine.run()
     assert sorted(machine.ended) == sorted(request.request_id for request in requests)
     assert machine.num_tokens_computed == 250 + 5 + 6, "all but the last token is shared"
-
-
-def test_a_request_that_was_peeked_at_is_popped_whatever_changes_in_between(monkeypatch):
-    machine = Machine()
-    for name in ("a", "b"):
-        machine.add(words(50), name=name)
-    queue = machine.queue
-    queue.before_schedule([])
-    assert queue and queue.peek_request().request_id == "a"
-    monkeypatch.setattr(queue, "_is_held_back", lambda request: request.request_id == "a")
-    assert queue and queue.pop_request().request_id == "a"
-    assert queue.pop_request().request_id == "b"
-    assert not queue
 
 
 @pytest.mark.parametrize("schedule", [False, True])
@@ -188,11 +145,15 @@ def test_no_request_waits_if_that_saves_less_than_a_step_costs():
     assert machine.counters.held_back == 3
 
 
-def test_tenants_do_not_wait_for_what_they_cannot_share():
+@pytest.mark.parametrize(
+    "options", [{"cache_salt": "abc"}, {"prompt_logprobs": 0}], ids=["tenants", "no reading"]
+)
+def test_nobody_waits_for_what_it_cannot_share(options):
     machine = Machine(block_size=128)
     prompt = words(250)
-    for salt in ("a", "b", None):
-        machine.add(prompt, cache_salt=salt)
+    for number in range(3):
+        salts = {name: value[number] for name, value in options.items() if name == "cache_salt"}
+        machine.add(prompt, **{**options, **salts})
     assert len(machine.step().scheduled_new_reqs) == 3
 
 
@@ -209,33 +170,7 @@ def test_requests_that_are_held_back_are_no_sign_of_missing_capacity():
     machine.run()
 
 
-def test_a_request_that_does_not_read_the_cache_is_not_held_back():
-    machine = Machine(block_size=128)
-    prompt = words(250)
-    for _ in range(3):
-        machine.add(prompt, prompt_logprobs=0)
-    assert len(machine.step().scheduled_new_reqs) == 3
-
-
 # -- aborts ---------------------------------------------------------------------------------------
-
-
-def test_every_request_can_be_aborted_at_any_time():
-    rng = random.Random(0)
-    machine = Machine(max_num_seqs=4, num_blocks=40)
-    prefixes = [words(200) for _ in range(3)]
-    alive = []
-    for step in range(300):
-        if rng.random() < 0.6:
-            prompt = rng.choice(prefixes)[: rng.randint(1, 200)] + words(rng.randint(1, 40))
-            alive.append(machine.add(prompt, rng.randint(1, 30)))
-        if alive and rng.random() < 0.4:
-            machine.abort(*rng.sample(alive, min(len(alive), 3)))
-        if step % 100 == 99:
-            machine.abort(*alive)
-            machine.check_nothing_is_left()
-        machine.step()
-    machine.run()
 
 
 # -- cost -----------------------------------------------------------------------------------------
@@ -295,22 +230,19 @@ def test_the_branches_of_a_fork_are_admitted_together(policy):
 @pytest.mark.parametrize(
     "hints",
     [
-        {"sgl_fork_group": ["a", "list"]},
         {"sgl_fork_group": {"a": "dict"}},
         {"sgl_fork_group": 1.5},
         {"sgl_fork_group": "x" * 257},
         {"sgl_fork_group": "good", "sgl_program": ["bad"]},
-        {"sgl_program": ["bad"]},
     ],
-    ids=["list", "dict", "fraction", "long text", "program", "program alone"],
+    ids=["dict", "fraction", "long text", "program"],
 )
-def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_hints):
+def test_a_bad_hint_is_one_warning_and_nothing_else(hints, caplog):
     machine = Machine(max_num_seqs=1)
     machine.add(words(30), extra_args=hints)
     machine.add(words(30), **in_group("p", 0))
-    assert len(warnings_of_hints) == 1
-    assert "are ignored" in warnings_of_hints[0].getMessage()
-    assert "x" * 20 not in warnings_of_hints[0].getMessage()
+    (warning,) = [message for message in caplog.messages if "are ignored" in message]
+    assert "x" * 20 not in warning
     machine.run()
     assert len(machine.ended) == 2
 
@@ -344,16 +276,6 @@ def test_it_goes_after_those_of_the_least_priority_whatever_its_own_is():
 
 
 # -- preemption -----------------------------------------------------------------------------------
-
-
-def test_every_request_finishes_under_heavy_preemption():
-    machine = Machine(num_blocks=16, block_size=16)
-    prompt = words(40)
-    for number in range(30):
-        machine.add(prompt + words(number % 3), 180)
-    machine.run(max_steps=30 * 180 + 1000)
-    assert len(machine.ended) == 30
-    assert machine.num_preemptions > 10
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
@@ -427,17 +349,15 @@ def fail(*args, **kwargs):
     raise RuntimeError("broken")
 
 
-def test_while_its_order_fails_the_queue_is_fcfs_with_few_lines_in_the_log(
-    monkeypatch, errors_of_queue
-):
+def test_while_its_order_fails_the_queue_is_fcfs_with_few_lines_in_the_log(monkeypatch, caplog):
     machine = Machine({"schedule_policy": "fcfs"}, max_num_seqs=2, num_blocks=60)
-
     monkeypatch.setattr(machine.queue._waiting, "order", fail)
     for number in range(12):
         machine.add(words(100), 3, name=f"{number:02}")
     machine.run()
     assert machine.admitted == [f"{number:02}" for number in range(12)]
-    assert len(errors_of_queue) <= machine.queue.num_errors.bit_length()
+    num_lines = sum("the order of the queue failed" in message for message in caplog.messages)
+    assert 0 < num_lines <= machine.queue.num_errors.bit_length()
 
 
 def test_while_the_order_fails_priorities_hold_and_preempted_requests_keep_their_place(monkeypatch):

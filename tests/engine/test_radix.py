@@ -1,13 +1,22 @@
-"""What the prefix cache finds, against stock, on the real engine."""
+"""What the prefix cache finds, in which order requests are admitted, and what `select` computes, on
+the real engine."""
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
 
+from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.keys import namespace_of
 from sgl_vllm.radix.tree import RadixTree
-from tests.engine.engine import Ask, Engine, greedy, words
+from tests.effort import requests
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.machine import Machine
 
 
 def cached_tokens(engine: Engine, *asks: Ask) -> list[int | None]:
@@ -17,55 +26,44 @@ def cached_tokens(engine: Engine, *asks: Ask) -> list[int | None]:
 
 @pytest.fixture(scope="module")
 def engine(start) -> Engine:
-    return start(plugin={}, block_size=128, num_gpu_blocks_override=64)
+    started: Engine = start(plugin={}, block_size=128, num_gpu_blocks_override=64)
+    return started
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(engine):
+@pytest.fixture
+def fresh(engine: Engine) -> Engine:
+    """The engine with an empty cache."""
     assert engine.llm.reset_prefix_cache()
-    yield
     engine.check_nothing_is_left()
+    return engine
 
 
-@pytest.mark.parametrize("shared", [1, 100, 127, 128, 129, 300])
-def test_a_shared_prefix_is_found_to_the_token(engine, shared):
-    first, second = words(300), words(300)[:shared] + words(40, seed=1)
-    assert cached_tokens(engine, Ask(first, greedy()), Ask(second, greedy())) == [0, shared]
+def test_hits_end_at_the_last_shared_token_that_was_computed(fresh):
+    for shared in (1, 100, 127, 128, 129, 300):
+        prompts = words(300), words(300)[:shared] + words(40, seed=1)
+        assert cached_tokens(fresh, *(Ask(prompt, greedy()) for prompt in prompts)) == [0, shared]
+        assert fresh.llm.reset_prefix_cache()
+    # One token at least has to run, or there is nothing to sample from. Tenants share nothing.
+    asks = [Ask(words(200), greedy(), salt) for salt in ("a", "b", None, "a")]
+    assert cached_tokens(fresh, *asks) == [0, 0, 0, 199]
 
 
-def test_the_next_turn_of_a_chat_finds_the_answer_too(engine):
-    prompt = words(100)
-    answer = list(engine.run([Ask(prompt, greedy(20))])[0].outputs[0].token_ids)
-    second_turn = prompt + answer + words(10, seed=1)
-    # The last sampled token was never fed to the model, so its KV does not exist.
-    assert cached_tokens(engine, Ask(second_turn, greedy())) == [119]
-
-
-def test_a_longer_chat_keeps_one_copy_of_its_history(engine):
-    history = words(90)
+def test_a_chat_finds_its_answers_and_keeps_one_copy_of_its_history(fresh):
+    history, num_computed = words(90), 0
     for turn in range(6):
-        answer = list(engine.run([Ask(history, greedy(5))])[0].outputs[0].token_ids)
-        history = history + answer + words(7, seed=turn)
-    tree = engine.scheduler.parts.radix.tree
+        (output,) = fresh.run([Ask(history, greedy(5))])
+        assert output.num_cached_tokens == num_computed
+        # The last sampled token was never fed to the model, so its KV does not exist.
+        num_computed = len(history) + 4
+        history = history + tokens_of(output) + words(7, seed=turn)
+    tree = fresh.scheduler.parts.radix.tree
     assert tree.num_blocks == -(-tree.num_tokens // 128)
 
 
-def test_the_whole_prompt_is_never_a_hit(engine):
-    """One token at least has to run, or there is nothing to sample from."""
-    prompt = words(50)
-    assert cached_tokens(engine, Ask(prompt, greedy()), Ask(prompt, greedy())) == [0, 49]
-
-
-def test_tenants_find_nothing_of_each_other(engine):
-    prompt = words(200)
-    asks = [Ask(prompt, greedy(), salt) for salt in ("a", "b", None, "a")]
-    assert cached_tokens(engine, *asks) == [0, 0, 0, 199]
-
-
-def test_a_request_that_runs_is_found_by_those_that_come_later(engine):
+def test_a_request_that_runs_is_found_by_those_that_come_later(fresh):
     """Stock shares full blocks of running requests; ours shares what is computed, to the token."""
     prompt = words(100)
-    long = engine.llm.llm_engine
+    long = fresh.llm.llm_engine
     long.add_request("long", {"prompt_token_ids": prompt}, greedy(30))
     for _ in range(3):
         long.step()
@@ -76,35 +74,75 @@ def test_a_request_that_runs_is_found_by_those_that_come_later(engine):
     assert finished["late"].num_cached_tokens == 80
 
 
-def test_a_request_as_large_as_the_cache_is_still_admitted(start):
-    """A hit inside a block needs one block more for the copy; that must not lock a request out."""
-    engine = start(plugin={}, block_size=32, num_gpu_blocks_override=9, max_model_len=256)
-    prompt = words(250)
-    outputs = engine.run([Ask(prompt[:30], greedy()), Ask(prompt, greedy(5))])
-    assert len(outputs[1].outputs[0].token_ids) == 5
-    assert cached_tokens(engine, Ask(prompt[:250], greedy(5))) > [100]
-    engine.check_nothing_is_left()
+# -- select ---------------------------------------------------------------------------------------
+
+PREFIX_TOKENS, CHOICE_TOKENS, NUM_CHOICES = 600, 5, requests(8)
 
 
-def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monkeypatch):
-    engine = start(plugin={}, block_size=32)
+def choices() -> tuple[list[int], list[list[int]]]:
+    rng = random.Random(3)
+    prefix = [rng.randrange(10, 2000) for _ in range(PREFIX_TOKENS)]
+    return prefix, [
+        [rng.randrange(10, 2000) for _ in range(CHOICE_TOKENS)] for _ in range(NUM_CHOICES)
+    ]
 
-    def broken(*_):
-        raise RuntimeError("a bug")
 
-    monkeypatch.setattr(RadixTree, "insert", broken)
-    prompt = words(100)
-    # The request that met the error leaves nothing; from then on vLLM's own cache is at work.
-    ask = Ask(prompt, greedy())
-    assert cached_tokens(engine, ask, ask, ask) == [0, 0, 96]
-    assert engine.scheduler.parts.radix.tree is None
-    assert "switched off by an error" in engine.scheduler.sgl_vllm.stats().parts["radix"]
+def scoring(score_from: object = None) -> SamplingParams:
+    extra = {} if score_from is None else {"extra_args": {SCORE_FROM: score_from}}
+    return SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, **extra)
+
+
+def scores(output, count: int) -> list[float]:
+    rows = output.prompt_logprobs[-count:]
+    return [
+        row[token].logprob
+        for row, token in zip(rows, output.prompt_token_ids[-count:], strict=True)
+    ]
+
+
+def test_scores_are_stocks_and_the_prefix_is_not_computed_again(fresh):
+    prefix, endings = choices()
+    asks = [Ask(prefix + ending, scoring(PREFIX_TOKENS)) for ending in endings]
+    fresh.reset_counts()
+    want = fresh.run([Ask(ask.prompt, scoring()) for ask in asks])
+    assert fresh.computed_tokens >= NUM_CHOICES * PREFIX_TOKENS
+    for num_cached in (PREFIX_TOKENS, 200):
+        assert fresh.llm.reset_prefix_cache()
+        fresh.run([Ask(prefix[:num_cached], greedy(1))])
+        fresh.reset_counts()
+        if num_cached < PREFIX_TOKENS:
+            fresh.run(asks[:1])
+            assert fresh.computed_tokens == PREFIX_TOKENS + CHOICE_TOKENS - num_cached
+            break
+        got = fresh.run(asks)
+        assert fresh.computed_tokens == NUM_CHOICES * (CHOICE_TOKENS + 1)
+        assert all(len(one.prompt_logprobs) == 1 + CHOICE_TOKENS for one in got)
+        for one, other in zip(got, want, strict=True):
+            wanted = pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
+            assert scores(one, CHOICE_TOKENS) == wanted
+    fresh.check_nothing_is_left()
+
+
+def test_an_impossible_index_scores_the_whole_prompt(fresh):
+    ask = words(25)
+    (want,) = fresh.run([Ask(ask, scoring())])
+    for value in (0, -1, 10_000, "600", 2.5, True):
+        (got,) = fresh.run([Ask(ask, scoring(value))])
+        assert scores(got, len(ask) - 1) == pytest.approx(scores(want, len(ask) - 1), abs=1e-4)
+
+
+def test_further_input_of_a_session_is_no_request_of_its_own():
+    """It comes with the id of the request that began the session."""
+    machine = Machine()
+    scored: Any = {"name": "session", "resumable": True, "prompt_logprobs": 0}
+    session = machine.add(range(100), extra_args={SCORE_FROM: 90}, **scored)
+    further = machine.add(range(100, 150), extra_args={SCORE_FROM: 20}, **scored)
+    first_scored = machine.scheduler.parts.radix.first_scored
+    assert (first_scored.get(session), first_scored.get(further)) == (90, None)
+    machine.abort(session)
 
 
 def test_adapters_share_by_name_and_path_as_in_stock():
-    from vllm.lora.request import LoRARequest
-    from vllm.v1.request import Request
-
     def namespace(name: str | None, number: int = 1, path: str = "/a", salt: str | None = None):
         lora = LoRARequest(name, number, path) if name else None
         return namespace_of(
@@ -116,3 +154,57 @@ def test_adapters_share_by_name_and_path_as_in_stock():
     assert namespace("x", 1, "/a") != namespace(None)
     assert namespace(None, salt="") == namespace(None)
     assert namespace(None, salt="a") != namespace(None, salt="b")
+
+
+# -- engines of their own -------------------------------------------------------------------------
+
+
+def test_a_request_as_large_as_the_cache_is_still_admitted(start):
+    """A hit inside a block needs one block more for the copy; that must not lock a request out."""
+    engine = start(plugin={}, block_size=32, num_gpu_blocks_override=9, max_model_len=256)
+    prompt = words(250)
+    outputs = engine.run([Ask(prompt[:30], greedy()), Ask(prompt, greedy(5))])
+    assert len(tokens_of(outputs[1])) == 5
+    assert cached_tokens(engine, Ask(prompt[:250], greedy(5))) > [100]
+    engine.check_nothing_is_left()
+
+
+def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monkeypatch):
+    engine = start(plugin={}, block_size=32)
+    prefix, endings = choices()
+    asks = [Ask(prefix + ending, scoring(500)) for ending in endings]
+    want = engine.run(asks)
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(RadixTree, "insert", broken)
+    # The request that met the error leaves nothing; from then on vLLM's own cache is at work.
+    ask = Ask(words(100), greedy())
+    assert cached_tokens(engine, ask, ask, ask) == [0, 0, 96]
+    assert "switched off by an error" in engine.scheduler.sgl_vllm.stats().parts["radix"]
+    engine.check_nothing_is_left()
+    engine.run([Ask(ask.prompt, greedy(1)) for ask in asks])  # blocks beyond the prefix
+    count = PREFIX_TOKENS + CHOICE_TOKENS - 500
+    for one, other in zip(engine.run(asks), want, strict=True):
+        assert scores(one, count) == pytest.approx(scores(other, count), abs=1e-4)
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+def test_with_a_tight_cache_the_order_decides_what_is_computed(start, schedule):
+    """Requests of eight groups in turn; those of a group share 384 tokens."""
+    engine = start({"schedule": schedule}, num_gpu_blocks_override=70, max_num_seqs=4)
+    prefixes = [words(384, seed=group) for group in range(8)]
+    asks = [
+        Ask(prefix + words(20, seed=10 * number + group), greedy(4))
+        for number in range(1, 7)
+        for group, prefix in enumerate(prefixes)
+    ]
+    unique_tokens = 8 * 384 + len(asks) * 20
+    engine.run(asks)
+    num_prefilled = engine.computed_tokens - 3 * len(asks)
+    if schedule:
+        assert num_prefilled < 1.6 * unique_tokens
+    else:
+        assert num_prefilled > 4 * unique_tokens
+    engine.check_nothing_is_left()

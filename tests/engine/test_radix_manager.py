@@ -5,81 +5,22 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
-from vllm import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
     KVCacheConfig,
-    KVCacheGroupSpec,
     KVCacheTensor,
 )
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
 from benchmarks.schedulers import runner_output
 from sgl_vllm.programs.programs import Programs
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.radix.hit_copies import max_copies
-from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tokens import pack
+from tests.engine.cache import SIZE, Cache
 from tests.engine.machine import Machine
 
-SIZE = 16
 PREFIX = list(range(4 * SIZE))
-
-
-class Cache:
-    def __init__(
-        self,
-        num_blocks: int = 100,
-        max_model_len: int = 1024,
-        connector: bool = False,
-        max_copies: int | None = None,
-    ) -> None:
-        spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32)
-        groups = [KVCacheGroupSpec(["layer"], spec)]
-        config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-        self.manager = KVCacheManager(
-            config, max_model_len, scheduler_block_size=SIZE, hash_block_size=SIZE
-        )
-        RadixKVCacheManager.adopt(self.manager, has_connector=connector, max_copies=max_copies)
-        sha = get_hash_fn_by_name("sha256")
-        init_none_hash(sha)
-        self.hasher = get_request_block_hasher(SIZE, sha) if connector else None
-        self.names = map(str, itertools.count())
-
-    def request(self, tokens: list[int]) -> Request:
-        params = SamplingParams(max_tokens=1)
-        return Request(next(self.names), tokens, params, None, block_hasher=self.hasher)
-
-    def allocate(self, request: Request, external: int = 0, delay: bool = False) -> int:
-        """As the scheduler admits it; how many tokens were cached."""
-        blocks, num_cached, _ = self.manager.get_computed_blocks(request)
-        num_new = 0 if delay else request.num_tokens - num_cached - external
-        assert self.manager.allocate_slots(
-            request,
-            num_new,
-            num_cached,
-            blocks,
-            num_external_computed_tokens=external,
-            delay_cache_blocks=delay,
-        )
-        self.manager.block_pool.free_blocks(self.manager.take_kv_cache_block_copies()[1])
-        request.num_computed_tokens = num_cached + external + num_new
-        return num_cached
-
-    def serve(self, tokens: list[int]) -> None:
-        self.manager.new_step_starts()
-        request = self.request(tokens)
-        self.allocate(request)
-        self.manager.free(request)
-
-    def hit(self, tokens: list[int]) -> int:
-        self.manager.new_step_starts()
-        return self.manager.get_computed_blocks(self.request(tokens))[1]
 
 
 def test_the_copies_of_a_step_are_bounded():
@@ -104,7 +45,7 @@ def test_the_bytes_of_layers_of_several_shapes_are_counted_once():
 
 @pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])
 def test_what_an_asynchronous_load_never_brought_is_not_found(status):
-    cache = Cache(connector=True)
+    cache = Cache(has_connector=True, hashes=True)
     loading = cache.request([*PREFIX, 7])
     cache.allocate(loading, external=len(PREFIX), delay=True)  # WAITING_FOR_REMOTE_KVS
     loading.status = RequestStatus[status]
@@ -115,7 +56,7 @@ def test_what_an_asynchronous_load_never_brought_is_not_found(status):
 @pytest.mark.parametrize("external", [16, 20, 6])
 def test_of_what_is_found_and_then_loaded_only_the_first_is_sure(external):
     """Some connectors load parts of blocks."""
-    cache = Cache(connector=True)
+    cache = Cache(has_connector=True, hashes=True)
     cache.serve(PREFIX[:32])
     loading = cache.request([*PREFIX, 7])
     assert cache.allocate(loading, external=external, delay=True) == 32
@@ -125,7 +66,7 @@ def test_of_what_is_found_and_then_loaded_only_the_first_is_sure(external):
 
 
 def test_what_is_computed_after_a_load_is_found_to_the_token():
-    cache = Cache(connector=True)
+    cache = Cache(has_connector=True, hashes=True)
     request = cache.request([*PREFIX[:55], 7])
     cache.allocate(request, external=48, delay=True)
     cache.manager.cache_blocks(request, 48)  # Scheduler._update_waiting_for_remote_kv
@@ -136,7 +77,7 @@ def test_what_is_computed_after_a_load_is_found_to_the_token():
 
 
 def test_a_block_that_failed_to_load_does_not_come_back_with_who_shared_it():
-    cache = Cache(connector=True)
+    cache = Cache(has_connector=True, hashes=True)
     first, second = cache.request([*PREFIX, 7]), cache.request([*PREFIX, 8])
     cache.allocate(first, external=len(PREFIX))
     assert cache.allocate(second) == len(PREFIX)
@@ -151,7 +92,7 @@ def test_a_block_that_failed_to_load_does_not_come_back_with_who_shared_it():
 
 
 def test_a_failed_load_does_not_cost_others_their_prefix():
-    cache = Cache(connector=True)
+    cache = Cache(has_connector=True, hashes=True)
     cache.serve([*PREFIX, *[5] * 32])
     loading = cache.request([*PREFIX, *[9] * 64])
     cache.allocate(loading, external=48, delay=True)
@@ -162,7 +103,7 @@ def test_a_failed_load_does_not_cost_others_their_prefix():
 
 @pytest.mark.parametrize("connector", [False, True])
 def test_a_sharer_in_the_same_step_does_not_cost_a_partial_hit(connector):
-    cache = Cache(connector=connector)
+    cache = Cache(has_connector=connector, hashes=connector)
     cache.serve(PREFIX)
     cache.manager.new_step_starts()
     cache.allocate(cache.request([*PREFIX, *[5] * 20]))
@@ -175,8 +116,8 @@ def test_what_a_request_did_not_read_is_neither_used_nor_ended_by_it():
     cache.serve(prompt)
     cache.manager.new_step_starts()
     reader = cache.request([*prompt[:50], 900])
-    cache.manager.record_prefix_cache_stats(reader, cache.allocate(reader))
-    tree = cache.manager.tree
+    cache.allocate(reader)
+    tree = cache.tree
     rest = tree.match_prefix(CacheNamespace(None, None), pack(prompt)).node
     last_used = rest.last_used
     reader.num_computed_tokens = 50  # it leaves nothing of its own
@@ -184,17 +125,6 @@ def test_what_a_request_did_not_read_is_neither_used_nor_ended_by_it():
     assert (rest.start, rest.num_hits, rest.last_used) == (50, 0, last_used)
     assert (rest.parent.end, rest.parent.num_hits) == (50, 1)
     assert rest.parent.last_used > last_used
-
-
-def test_with_hashed_blocks_a_hit_is_counted_on_what_was_read():
-    cache = Cache(connector=True)
-    prompt = list(range(96))
-    cache.serve(prompt)
-    cache.manager.new_step_starts()
-    reader = cache.request([*prompt[:50], *range(900, 950)])
-    cache.manager.record_prefix_cache_stats(reader, cache.allocate(reader))
-    rest = cache.manager.tree.match_prefix(CacheNamespace(None, None), pack(prompt)).node
-    assert (rest.start, rest.num_hits, rest.parent.num_hits) == (50, 0, 1)
 
 
 def test_pins_never_grow_beyond_their_share():
@@ -208,18 +138,6 @@ def test_pins_never_grow_beyond_their_share():
     assert len(manager.pins.block_ids) <= manager.pins.max_blocks
     longest = cache.request([77] * 299)
     cache.allocate(longest)
-
-
-def test_pins_are_limited_in_number_though_they_share_their_blocks():
-    cache = Cache()
-    cache.serve(PREFIX)
-    pins = cache.manager.pins
-    pins.max_pins = 3
-    ids = [pins.pin(PREFIX)[0] for _ in range(3)]
-    with pytest.raises(ValueError, match="there are 3 pins and at most 3 may be"):
-        pins.pin(PREFIX)
-    assert pins.unpin(ids[0])
-    assert pins.pin(PREFIX)[1].num_tokens == len(PREFIX)
 
 
 def test_an_eviction_looks_at_the_pins_of_the_evicted_blocks_only(monkeypatch):
@@ -245,50 +163,6 @@ def test_an_eviction_looks_at_the_pins_of_the_evicted_blocks_only(monkeypatch):
     assert not pins.block_ids
     pool = cache.manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
-
-
-def test_what_is_cached_is_what_was_computed_less_what_was_evicted():
-    cache = Cache(num_blocks=31)
-    prompts = [[1000 * number + place for place in range(50)] for number in range(20)]
-    for prompt in prompts:
-        cache.serve(prompt)
-    tree, evictions = cache.manager.pool.tree, cache.manager.pool.counters
-    assert evictions.evicted_tokens > 0
-    assert tree.num_tokens + evictions.evicted_tokens == 20 * 50
-    assert tree.num_blocks + evictions.evicted_blocks == 20 * 4
-    assert cache.hit([*prompts[-1], 1]) == 50  # the last one's is there
-    num_cached = tree.num_tokens
-    cache.manager.pool.expire(ttl_s=-1)
-    assert evictions.expired_tokens == num_cached
-    assert tree.num_tokens + evictions.evicted_tokens + evictions.expired_tokens == 20 * 50
-
-
-def test_hits_are_counted_by_where_they_are():
-    cache = Cache()
-    cache.serve([*PREFIX, 1, 2, 3])
-    request = cache.request([*PREFIX, 1, 2, 9])
-    cache.manager.record_prefix_cache_stats(request, cache.allocate(request))
-    counters = cache.manager.counters
-    assert (counters.hit_tokens, counters.partial_block_hit_tokens) == (66, 2)
-
-
-def test_what_a_running_request_and_a_pin_hold_is_protected():
-    cache = Cache()
-
-    def space() -> tuple[int, int, int]:
-        now = cache.manager.sections()["cache"]
-        return now.cache_tokens, now.protected_tokens, now.pinned_tokens
-
-    cache.serve(PREFIX)
-    assert space() == (99 * SIZE, 0, 0)
-    pin_id, _ = cache.manager.pins.pin(PREFIX[:SIZE])
-    assert space() == (99 * SIZE, SIZE, SIZE)
-    cache.manager.new_step_starts()
-    cache.allocate(running := cache.request([*PREFIX, 7]))
-    assert space() == (99 * SIZE, 4 * SIZE, SIZE)
-    cache.manager.free(running)
-    assert cache.manager.pins.unpin(pin_id)
-    assert space() == (99 * SIZE, 0, 0)
 
 
 def test_a_request_that_is_preempted_behind_two_passes_gets_the_tokens_of_both():
@@ -322,7 +196,7 @@ def test_blocks_that_are_held_for_approximate_reuse_are_released_after_an_error(
     cache = Cache()
     cache.serve(PREFIX)
     pool = cache.manager.pool
-    held = [pool.blocks[block_id] for block_id in [*cache.manager.tree.blocks.owners][:2]]
+    held = [pool.blocks[block_id] for block_id in [*cache.tree.blocks.owners][:2]]
     cache.manager.new_step_starts()
     request = cache.request([500 + i for i in range(64)])
     pool.inexact.begin(request.request_id, SIZE, [held])
@@ -332,14 +206,6 @@ def test_blocks_that_are_held_for_approximate_reuse_are_released_after_an_error(
     cache.manager.free(request)
     assert cache.manager.failed
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
-
-
-def test_who_cannot_pin_is_told_why_the_tree_is_off():
-    cache = Cache()
-    cache.manager.pool.switch_off("switched off for this test")
-    assert cache.manager.is_off and not cache.manager.failed
-    with pytest.raises(ValueError, match="the radix tree is switched off for this test"):
-        cache.manager.pins.pin(PREFIX)
 
 
 @pytest.mark.parametrize("status", ["PREEMPTED", "WAITING_FOR_REMOTE_KVS"])
@@ -362,14 +228,3 @@ def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
     cache.manager.free(request)
     records.discard(other)
     assert not [*records.all()]
-
-
-def test_a_request_that_decodes_packs_its_tokens_only_when_a_block_is_full():
-    machine = Machine(block_size=SIZE)
-    records = machine.scheduler.parts.radix.pool.records
-    request = machine.add(PREFIX, max_tokens=30)
-    machine.step()
-    packed = records.known(request).tokens
-    request._all_token_ids.append(7)
-    assert records.known(request).tokens is packed
-    assert len(records.of(request).tokens) > len(packed)

@@ -1,4 +1,5 @@
-"""A request that asks is told which bytes of its text were forced."""
+"""A request that asks is told which bytes of its text were forced, and where its prompt left the
+cache."""
 
 from __future__ import annotations
 
@@ -10,16 +11,18 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.protocol.request_keys import REPORT
-from tests.engine.engine import Ask, Engine
+from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.one_by_one import DROPS_AFTER_STOP
 
 CARD = r'\{"name": "([A-Z][a-z]{2,8})", "age": ([1-9][0-9])\}'
 ASKING = {REPORT: 1}
 
 
-@pytest.fixture(scope="module")
-def engine(start) -> Engine:
-    return start(plugin={})
+@pytest.fixture(scope="module", params=["canonical", "exact"])
+def engine(start, request) -> Engine:
+    options = {"jump_mode": request.param, "fsm": request.param == "canonical"}
+    started: Engine = start({**options, "tree_text": True})
+    return started
 
 
 def card(engine: Engine, regex: str = CARD, **more: Any) -> Ask:
@@ -31,16 +34,20 @@ def card(engine: Engine, regex: str = CARD, **more: Any) -> Ask:
 
 def told(engine: Engine, ask: Ask) -> tuple[str, dict[str, Any]]:
     """The text, and what was reported of it."""
+    counters = engine.scheduler.parts.jump.counters
+    before = counters.forced_tokens
     (output,) = engine.run([ask])
     engine.check_nothing_is_left()
-    return output.outputs[0].text, output.kv_transfer_params[REPORT]
+    report = output.kv_transfer_params[REPORT]
+    assert report["forced_tokens"] == counters.forced_tokens - before
+    return output.outputs[0].text, report
 
 
 def pieces(text: str, report: dict[str, Any]) -> list[str]:
     return [text.encode()[start:end].decode() for start, end in report["forced_bytes"]]
 
 
-def constants(text: str, pattern: str = CARD) -> list[str]:
+def constants(text: str, pattern: str) -> list[str]:
     """What of the text stands literally in the pattern: what is outside of its groups."""
     match = re.fullmatch(pattern, text)
     assert match is not None
@@ -48,60 +55,43 @@ def constants(text: str, pattern: str = CARD) -> list[str]:
     return [text[a:b] for a, b in zip(edges[::2], [*edges[1::2], len(text)], strict=True)]
 
 
-def assert_within_constants(text: str, report: dict[str, Any], pattern: str = CARD) -> None:
-    forced = pieces(text, report)
-    fixed = constants(text, pattern)
-    assert forced
+@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        CARD,
+        "Größe — 日本語: ([0-9]), größer als ([0-9])",
+        r"There is only this one answer to it\.",
+    ],
+    ids=["card", "bytes of UTF-8", "all forced"],
+)
+def test_what_is_reported_as_forced_stands_in_the_pattern(engine, pattern):
+    text, report = told(engine, card(engine, pattern))
+    forced, fixed = pieces(text, report), constants(text, pattern)
+    assert report["forced_bytes"][0][0] == 0, "text that is forced before the first pass counts"
     at = 0
     for piece in forced:
         while piece not in fixed[at]:
             at += 1
-
-
-def test_what_is_reported_as_forced_stands_in_the_pattern(engine):
-    counters = engine.scheduler.parts.jump.counters
-    forced_before = counters.forced_tokens
-    text, report = told(engine, card(engine))
-    assert_within_constants(text, report)
-    assert report["forced_tokens"] == counters.forced_tokens - forced_before
     # The model decides only what the pattern leaves open, and where two spellings meet.
-    assert sum(map(len, pieces(text, report))) > 0.8 * sum(map(len, constants(text)))
+    assert sum(map(len, forced)) > 0.8 * sum(map(len, fixed))
 
 
-def test_text_that_is_forced_before_the_first_pass_counts(engine):
-    text, report = told(engine, card(engine))
-    assert pieces(text, report)[0].startswith('{"name":')
-    assert report["forced_bytes"][0][0] == 0
-
-
-def test_bytes_are_those_of_utf_8(engine):
-    pattern = "Größe — 日本語: ([0-9]), größer als ([0-9])"
-    text, report = told(engine, card(engine, pattern))
-    assert_within_constants(text, report, pattern)
-    assert any(not piece.isascii() for piece in pieces(text, report))
-
-
-def test_a_request_that_is_all_forced_is_reported_to_its_end(engine):
-    text, report = told(engine, card(engine, r"There is only this one answer to it\."))
-    assert "".join(pieces(text, report)) == text
-
-
-@pytest.mark.skipif(not DROPS_AFTER_STOP, reason="vLLM 0.31: no jumps beside a stop string")
-def test_a_stop_string_keeps_the_report(engine):
-    text, report = told(engine, card(engine, stop=["age"]))
-    assert text.endswith('", "')
-    start, end = report["forced_bytes"][-1]
-    clipped = text.encode()[start:end].decode()
-    assert clipped and text.endswith(clipped)
-
-
-def test_max_tokens_cuts_the_report(engine):
+@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
+def test_a_report_ends_with_the_text(engine):
+    if DROPS_AFTER_STOP:  # vLLM 0.31 does not jump beside a stop string
+        text, report = told(engine, card(engine, stop=["age"]))
+        assert text.endswith('", "')
+        start, end = report["forced_bytes"][-1]
+        clipped = text.encode()[start:end].decode()
+        assert clipped and text.endswith(clipped)
     text, report = told(engine, card(engine, max_tokens=3))
     assert 0 < report["forced_tokens"] <= 3
     assert "".join(pieces(text, report)) in text
     assert report["forced_bytes"][-1][1] <= len(text.encode())
 
 
+@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
 def test_an_aborted_request_leaves_no_record(engine):
     llm = engine.llm.llm_engine
     ask = card(engine, "([a-z]{200})")
@@ -111,22 +101,32 @@ def test_an_aborted_request_leaves_no_record(engine):
     records = engine.scheduler.parts.reports._records
     assert len(records) == 1
     llm.abort_request(["aborted"])
-    told(engine, card(engine))
-    told(engine, card(engine))
+    for _ in range(2):
+        engine.run([card(engine)])
     assert not records
 
 
-def test_exact_jumps_over_grammars_of_stock_are_reported_too(start):
-    engine = start(plugin={"fsm": False, "jump_mode": "exact"})
-    before = engine.scheduler.parts.jump.counters.forced_tokens
+@pytest.mark.parametrize("engine", ["exact"], indirect=True)
+def test_exact_jumps_over_grammars_of_stock_are_reported_too(engine):
     pattern = "(é|è): ([0-9])"
     text, report = told(engine, card(engine, pattern))
     assert re.fullmatch(pattern, text)
-    assert report["forced_tokens"] == engine.scheduler.parts.jump.counters.forced_tokens - before
     assert all(0 <= start < end <= len(text.encode()) for start, end in report["forced_bytes"])
 
 
-def test_without_jumps_nothing_is_reported(start):
-    engine = start(plugin={"jump_forward": False})
-    (output,) = engine.run([card(engine)])
-    assert output.kv_transfer_params is None
+@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
+def test_a_report_says_where_its_prompt_left_the_cache(engine):
+    """Also one with text forced at its start, which enters before the prompt is computed."""
+    first = words(100)
+    engine.run([Ask(first, greedy(1))])
+    grammar = StructuredOutputsParams(regex=CARD)
+    params = greedy(20, structured_outputs=grammar, extra_args=ASKING)
+    prompt = [*first[:60], *words(30, seed=2)]
+    (result,) = engine.run([Ask(prompt, params)])
+    report = result.kv_transfer_params[REPORT]
+    assert report["forced_tokens"] > 0
+    assert report["cache"]["causes"] == [{"cause": "differs", "start": 60, "end": 90}]
+    (answer,) = engine.scheduler.sgl_vllm.why(result.request_id)
+    assert answer["prompt"]["tokens"] == prompt[60:76]
+    assert answer["cached"]["tokens"] == first[60:76]
+    engine.check_nothing_is_left()

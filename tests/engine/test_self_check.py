@@ -25,44 +25,27 @@ from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.scheduler import select
-from sgl_vllm.self_check import runner, stages
+from sgl_vllm.self_check import stages
 from sgl_vllm.self_check.driver import StepLimits
 from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
 from sgl_vllm.self_check.runner import check_engine
-from tests.effort import requests
-from tests.engine import memory_connector
 from tests.engine.engine import KV_CACHE_BYTES, MODEL, Ask, Engine, random_asks, words
-from tests.engine.test_select import scores, scoring
+from tests.engine.test_radix import scores, scoring
 from tests.platforms import asynchronous
-from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
 
 SETTINGS = {"block_size": 32, "num_gpu_blocks_override": 200}
 ALL = ("radix", "schedule", "fsm", "jump_forward", "select")
 NAMES = ("Ann", "Bob")
-with_every_request = pytest.mark.skipif(
-    requests(100) < 100, reason="a check takes a minute where a pass is slow"
-)
-"""What a platform with fewer requests leaves out; `SGL_VLLM_TEST_REQUESTS=1` runs it there too."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overlap(request):
+def overlap():
     """On vLLM's choice for a CPU nothing is checked by default, so engines of these tests schedule
-    asynchronously there unless they are told not to."""
+    asynchronously unless they are told not to."""
     with pytest.MonkeyPatch.context() as patch:
-        if chosen(request.config) == VLLMS_CHOICE_ON_A_CPU:
-            asynchronous.allow(patch)
+        asynchronous.allow(patch)
         yield
-
-
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["async", "sync"])
-def is_async(request):
-    """Both ways of scheduling on the V1 runner, and the platform's own on others."""
-    platform = chosen(request.config)
-    if platform != VLLMS_CHOICE_ON_A_CPU and platform.is_async != request.param:
-        pytest.skip("this platform schedules the other way")
-    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +62,8 @@ def start_unchecked(start, **settings) -> Engine:
 def asks(engine: Engine) -> list[Ask]:
     """Prompts that share beginnings, and scores of the ends of some."""
     shared = [words(75, seed) for seed in range(3)]
-    ends = [Ask(shared[0] + words(4, seed), scoring(75)) for seed in range(requests(3))]
-    return [*random_asks(requests(12), shared, seed=1), *ends]
+    ends = [Ask(shared[0] + words(4, seed), scoring(75)) for seed in range(3)]
+    return [*random_asks(12, shared, seed=1), *ends]
 
 
 def answers(engine: Engine) -> list[object]:
@@ -100,7 +83,7 @@ def structured(engine: Engine) -> list[str]:
     params = SamplingParams(
         temperature=0, max_tokens=80, structured_outputs=StructuredOutputsParams(regex=regex)
     )
-    outputs = engine.run([Ask(words(20 + seed, seed), params) for seed in range(requests(4))])
+    outputs = engine.run([Ask(words(20 + seed, seed), params) for seed in range(4)])
     return [output.outputs[0].text for output in outputs]
 
 
@@ -176,21 +159,30 @@ def raise_in_a_step(patch):
     patch.setattr(JumpForward, "after_update", fail)
 
 
-# Where a pass is slow only the first ones run: one of each part.
 FAULTS = {
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
-    mask_the_wrong_row: ("fsm", "does not fit the format|request"),
     keep_a_stale_row: ("jump_forward", "request"),
+    mask_the_wrong_row: ("fsm", "does not fit the format|request"),
     shift_scores_by_one: ("select", "token 0 has log-probability"),
     leak_a_block: ("radix", "blocks of the cache are not free|disagree|cannot be emptied"),
     raise_in_a_step: ("jump_forward", "RuntimeError: planted"),
 }
+CASES = [
+    *((fault, True) for fault in (copy_the_wrong_block, keep_a_stale_row)),
+    *(pytest.param(fault, True, marks=pytest.mark.slow) for fault in [*FAULTS][2:]),
+    # Without a step in flight, there is no stale row at a jump.
+    *(
+        pytest.param(fault, False, marks=pytest.mark.nightly)
+        for fault in FAULTS
+        if fault is not keep_a_stale_row
+    ),
+]
 
 
-@pytest.mark.parametrize("fault", [*FAULTS][: requests(16)], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    ("fault", "is_async"), CASES, ids=lambda one: getattr(one, "__name__", one)
+)
 def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_async, monkeypatch):
-    if fault is keep_a_stale_row and not is_async:
-        pytest.skip("no row is in flight at a jump")
     part, says = FAULTS[fault]
     want = right(start)
     engine = start_unchecked(start, async_scheduling=is_async)
@@ -212,13 +204,10 @@ def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_asyn
 # -- the check itself ------------------------------------------------------------------------------
 
 
-@with_every_request
-@pytest.mark.parametrize("part", ["fsm", "select"])
-def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
-    start, right, part, is_async, monkeypatch
-):
+@pytest.mark.slow
+def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(start, right, monkeypatch):
     want = right(start)
-    engine = start_unchecked(start, async_scheduling=is_async)
+    engine, part = start_unchecked(start), "fsm"
     with monkeypatch.context() as patch:
         patch.setattr(stages.Stages, f"_{part}", lambda stages, found: 1 / 0)
         report = check_engine(engine.core, engine.scheduler.parts)
@@ -230,7 +219,7 @@ def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
     engine.check_nothing_is_left()
 
 
-@with_every_request
+@pytest.mark.slow
 def test_after_a_failed_run_before_any_part_is_checked_all_of_them_are_off(
     start, right, monkeypatch
 ):
@@ -248,21 +237,6 @@ def test_after_a_failed_run_before_any_part_is_checked_all_of_them_are_off(
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 
 
-@with_every_request
-def test_an_engine_that_cannot_be_cleaned_up_does_not_serve(start, folder, monkeypatch):
-    engine = start_unchecked(start)
-
-    def fail(*args, **options):
-        raise RuntimeError("planted")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JumpForward, "after_update", fail)
-        patch.setattr(runner.engine_state, "free_blocks", fail)
-        with pytest.raises(DeviceLost, match=r"cannot be cleaned up .*planted"):
-            check_engine(engine.core, engine.scheduler.parts)
-    assert len(list(folder.iterdir())) == 1
-
-
 def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start, caplog, folder):
     with caplog.at_level(logging.INFO, logger="vllm.sgl_vllm"):
         engine = start(plugin={}, **SETTINGS)
@@ -273,7 +247,7 @@ def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start,
     assert list(folder.iterdir()) == []
 
 
-@with_every_request
+@pytest.mark.slow
 def test_nothing_is_left_of_a_check(start):
     engine = start_unchecked(start)
     generators = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
@@ -293,7 +267,7 @@ def test_nothing_is_left_of_a_check(start):
     engine.check_nothing_is_left()
 
 
-@with_every_request
+@pytest.mark.slow
 def test_after_a_check_that_killed_the_engine_the_parts_are_off_until_it_is_asked_again(
     start, folder
 ):
@@ -308,15 +282,6 @@ def test_after_a_check_that_killed_the_engine_the_parts_are_off_until_it_is_aske
     asked_again = start(plugin={"self_check": "on"}, **SETTINGS).scheduler.sgl_vllm.stats().parts
     assert set(asked_again.values()) == {"on"}
     assert list(folder.iterdir()) == []
-
-
-@with_every_request
-def test_forced_runs_that_are_decoded_are_no_disagreement(start, monkeypatch):
-    """A tokenizer with other forced runs has some that are too short for a jump. Here those are
-    that jump to the end of a text otherwise."""
-    monkeypatch.setattr("sgl_vllm.jump.forced_source.shows_end", lambda params: True)
-    parts = start(plugin={}, **SETTINGS).scheduler.sgl_vllm.stats().parts
-    assert set(parts.values()) == {"on"}
 
 
 def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
@@ -337,53 +302,31 @@ def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
     assert len(list(folder.iterdir())) == 1
 
 
-@with_every_request
-def test_no_request_of_a_check_is_announced(start, monkeypatch):
+@pytest.mark.slow
+def test_no_request_of_a_check_is_announced_or_stored(start, right, tmp_path, monkeypatch):
+    want, store = right(start), tmp_path / "store"
+    config = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(store)},
+    )
     events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    engine = start(plugin={}, kv_events_config=events, **SETTINGS)
+    engine = start(plugin={}, kv_transfer_config=config, kv_events_config=events, **SETTINGS)
     scheduler = engine.scheduler
     assert set(scheduler.sgl_vllm.stats().parts.values()) == {"on"}
     told: list[object] = []
     monkeypatch.setattr(scheduler, "kv_event_publisher", SimpleNamespace(publish=told.append))
     assert check_engine(engine.core, scheduler.parts).agrees
     assert told == [] and not scheduler.kv_cache_manager.take_events()
-    engine.run([Ask(words(100), scoring(75))])
-    assert told
-
-
-@with_every_request
-def test_no_request_of_a_check_is_stored(start, right, tmp_path):
-    want = right(start)
-    store = tmp_path / "store"
-    config = KVTransferConfig(
-        kv_connector="ExampleConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"shared_storage_path": str(store)},
-    )
-    engine = start(plugin={}, kv_transfer_config=config, **SETTINGS)
-    scheduler = engine.scheduler
-    assert set(scheduler.sgl_vllm.stats().parts.values()) == {"on"}
-    assert check_engine(engine.core, scheduler.parts).agrees
     assert not store.exists()
     assert type(scheduler.connector).__name__ == "ExampleConnector"
     assert answers(engine) == want
     assert all(json.loads(text)["name"] in NAMES for text in structured(engine))
     engine.check_nothing_is_left()
-    assert any(store.iterdir())
+    assert told and any(store.iterdir())
 
 
-@with_every_request
-def test_beside_a_connector_that_nobody_has_read_nothing_is_checked_unless_asked_for(start):
-    config = KVTransferConfig(**memory_connector.CONFIG)
-    engine = start(plugin={}, kv_transfer_config=config, **SETTINGS)
-    states = engine.scheduler.sgl_vllm.stats().parts
-    assert {name for name in ALL if states[name] != "on"} == {"jump_forward", "select"}
-    assert "MemoryConnector might store its requests" in states["select"]
-    asked = start(plugin={"self_check": "on"}, kv_transfer_config=config, **SETTINGS)
-    assert asked.scheduler.sgl_vllm.stats().parts["select"] == "on"
-
-
-@with_every_request
+@pytest.mark.slow
 def test_a_model_without_radix_has_its_other_parts_checked(start):
     overrides = {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4}
     engine = start(plugin={}, hf_overrides=overrides, **SETTINGS)
@@ -394,7 +337,7 @@ def test_a_model_without_radix_has_its_other_parts_checked(start):
     engine.check_nothing_is_left()
 
 
-@with_every_request
+@pytest.mark.slow
 def test_the_command_checks_an_engine_of_its_own(tmp_path, start):
     start(**SETTINGS).stop()  # what engines of this process need is set up
     flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--block-size=32"]

@@ -2,9 +2,7 @@
 reads ahead, and scores and jumps are as without. The drafters are those of the demo model, and
 layers for multi-token prediction: of GLM-4.5, DeepSeek V3 (MLA) and K-EXAONE (windows).
 
-`test_programs.py` compares the answers to random programs.
-
-On another platform (`tests/platforms`) the drafters are those of its model runner.
+`test_programs.py` compares the answers to random programs, `test_jump_or_drafts.py` the passes.
 """
 
 from __future__ import annotations
@@ -15,29 +13,26 @@ from typing import Any
 
 import pytest
 import torch
-import vllm
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.models import write_shape_model
-from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.part import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
-from sgl_vllm.vllm_api.versions import release_of
-from tests.effort import requests, some_nightly
-from tests.engine import mtp_models
 from tests.engine.drafters import NUM_DRAFTS, counting_drafts, speculation, why_it_cannot_run
 from tests.engine.engine import Ask, Engine, greedy, words
+from tests.engine.models import MTP, MTP_LAYERS, starting
 from tests.engine.programs import CARD, LETTER
-from tests.engine.soak_models import MODELS, SINCE_0_32
-from tests.engine.test_self_check import with_every_request
 from tests.platforms.platform import chosen
 
-METHODS = ("ngram", "draft_model", "eagle", "eagle3")
-READ_AHEAD = ("eagle", "eagle3", "mtp")
+READ_AHEAD = ("eagle", "mtp")
 """Methods whose drafters have read one token further than a match."""
 
 nightly = (pytest.mark.nightly, pytest.mark.timeout(600))
+METHODS = [
+    pytest.param("eagle", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=nightly) for name in ("ngram", "draft_model")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +45,16 @@ def start_drafting(request, start, tmp_path_factory) -> Callable[..., Engine]:
     folder = tmp_path_factory.mktemp("drafters")
 
     def start_engine(
-        method: str, plugin: dict[str, Any] | None, of: str = "demo", **engine_args: Any
+        method: str,
+        plugin: dict[str, Any],
+        of: str = "demo",
+        start: Callable[..., Engine] = start,
+        **engine_args: Any,
     ) -> Engine:
         if reason := why_it_cannot_run(method, platform):
             pytest.skip(reason)
         config = speculation(method, folder, model=of, is_async=platform.is_async)
-        engine: Engine = start(plugin=plugin, speculative_config=config, **engine_args)
+        engine = start(plugin, speculative_config=config, **engine_args)
         assert engine.is_async == platform.is_async
         return engine
 
@@ -79,45 +78,22 @@ class Drafting:
 
 
 @pytest.fixture(
-    scope="module", params=[*METHODS, *some_nightly(mtp_models.CONFIGS, ["glm4_moe"], nightly)]
+    scope="module", params=[*METHODS, *(pytest.param(name, marks=nightly) for name in MTP)]
 )
-def drafting(request, start_drafting, tmp_path_factory) -> Iterator[Drafting]:
-    if request.param in METHODS:
-        yield Drafting(
-            request.param, start_drafting(request.param, {}, num_gpu_blocks_override=200)
-        )
+def drafting(request, start, start_drafting, tmp_path_factory) -> Iterator[Drafting]:
+    name = request.param
+    if name not in MTP:
+        yield Drafting(name, start_drafting(name, {}, num_gpu_blocks_override=200))
         return
-    if request.param in SINCE_0_32 and release_of(vllm.__version__) < (0, 32):
-        pytest.skip("vLLM 0.31 cannot run it")
-    with pytest.MonkeyPatch.context() as patch:
-        model = MODELS[request.param](tmp_path_factory.mktemp("models") / request.param, patch)
-        arguments = {**model.engine_args, "num_gpu_blocks_override": 400}
-        engine = start_drafting("mtp", {}, request.param, **arguments)
-        yield Drafting("mtp", engine, mtp_models.NUM_LAYERS)
+    with starting(name, start, tmp_path_factory.mktemp("models")) as start_model:
+        engine = start_drafting("mtp", {}, name, start_model, num_gpu_blocks_override=400)
+        yield Drafting("mtp", engine, MTP_LAYERS)
 
 
 def num_cached(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
     cached = engine.run([Ask(prompt, greedy(max_tokens))])[0].num_cached_tokens
     assert cached is not None
     return cached
-
-
-@pytest.mark.parametrize("num_shared", [1, 31, 32, 33, 64, 227])
-def test_a_hit_loses_only_what_the_drafter_has_read_ahead(drafting, num_shared):
-    engine = drafting.engine
-    assert engine.llm.reset_prefix_cache()
-    shared = words(num_shared, seed=num_shared)
-    engine.run([Ask([*shared, *words(40, seed=1)], greedy())])
-    cached = num_cached(engine, [*shared, *words(40, seed=2)])
-    assert cached == num_shared - drafting.lookahead
-
-
-def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_token(drafting):
-    engine = drafting.engine
-    prompt = words(100, seed=5)
-    for max_tokens in (1, 8):
-        engine.run([Ask([*prompt, 7], greedy(max_tokens))])
-    assert num_cached(engine, prompt) == 99
 
 
 def test_a_reply_is_found_to_its_last_accepted_token(drafting):
@@ -133,12 +109,11 @@ def test_a_reply_is_found_to_its_last_accepted_token(drafting):
     assert cached in (num_final - 1, num_final)
 
 
-@pytest.mark.parametrize("num_shared", [40, 47, 64, 65])
-def test_the_kv_after_a_hit_is_that_of_the_whole_prompt(drafting, num_shared):
+def test_the_kv_after_a_hit_is_that_of_the_whole_prompt(drafting):
     """In the layers of the model and of its drafter, to the last token."""
-    engine = drafting.engine
-    cold, warm = kv_cold_and_warm(engine, num_shared)
-    torch.testing.assert_close(warm, cold, rtol=1e-3, atol=1e-3)
+    for num_shared in (40, 47, 64, 65):
+        cold, warm = kv_cold_and_warm(drafting.engine, num_shared)
+        torch.testing.assert_close(warm, cold, rtol=1e-3, atol=1e-3)
 
 
 def test_the_drafter_has_read_one_token_further_than_the_match(drafting, monkeypatch):
@@ -156,6 +131,7 @@ def test_the_drafter_has_read_one_token_further_than_the_match(drafting, monkeyp
     )
 
 
+@pytest.mark.slow
 def test_a_drafter_with_smaller_keys_shares_the_models_blocks(start, tmp_path):
     """vLLM's scheduler sees a group of layers like the model's first. The drafter's differ."""
     stock = start()
@@ -225,27 +201,6 @@ def kv_of(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
 # -- select ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_scored", [1, 5])
-def test_scores_on_a_cached_prefix_are_stocks(drafting, num_scored):
-    engine = drafting.engine
-    assert engine.llm.reset_prefix_cache()
-    prefix = words(150, seed=9)
-    prompts = [[*prefix, *words(num_scored, seed=20 + n)] for n in range(requests(4))]
-    whole = {"temperature": 0, "max_tokens": 4, "prompt_logprobs": 0}
-    want = engine.run([Ask(prompt, SamplingParams(**whole)) for prompt in prompts])
-    engine.run([Ask(prefix, greedy())])
-    engine.reset_counts()
-    scored = SamplingParams(**whole, extra_args={SCORE_FROM: len(prefix)})
-    got = [engine.run([Ask(prompt, scored)])[0] for prompt in prompts]
-    assert [one.num_cached_tokens for one in got] == [len(prefix) - 1] * len(prompts)
-    for prompt, one, other in zip(prompts, got, want, strict=True):
-        assert one.outputs[0].token_ids == other.outputs[0].token_ids
-        for place in range(1, num_scored + 1):
-            row, wanted = one.prompt_logprobs[-place], other.prompt_logprobs[-place]
-            token = prompt[-place]
-            assert row[token].logprob == pytest.approx(wanted[token].logprob, abs=1e-4)
-
-
 # -- jumps ----------------------------------------------------------------------------------------
 
 
@@ -277,43 +232,7 @@ def constrained(engine: Engine) -> list[Ask]:
     ]
 
 
-@pytest.fixture(scope="module")
-def without_drafts(start) -> tuple[int, list[list[int]]]:
-    engine = start(plugin={})
-    return passes_of(engine, constrained(engine))
-
-
-@pytest.mark.parametrize(
-    "method", ["ngram", "eagle", "eagle3", pytest.param("draft_model", marks=nightly)]
-)
-def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
-    start_drafting, without_drafts, method
-):
-    """A request that jumps drops its drafts, and gets new ones after the forced tokens."""
-    engine = start_drafting(method, plugin={})
-    with counting_drafts(engine) as drafts:
-        passes, replies = passes_of(engine, constrained(engine))
-    jumps = engine.scheduler.sgl_vllm.stats().jump_forward
-    assert jumps.jumps >= len(replies) and not jumps.errors
-    assert drafts["drafts"] > 0
-    assert (passes <= without_drafts[0], replies) == (True, without_drafts[1])
-    engine.check_nothing_is_left()
-
-
-@pytest.mark.parametrize("method", ["ngram", pytest.param("eagle", marks=nightly)])
-def test_exact_jumps_take_no_more_passes_than_drafts_alone(start_drafting, method):
-    """Drafts that are as long as a forced run are verified instead."""
-    stock = start_drafting(method, plugin=None)
-    if stock.is_async:
-        pytest.skip("the drafts of the pass in flight are not known when a request jumps")
-    most_passes, want = passes_of(stock, constrained(stock))
-    engine = start_drafting(method, plugin={"jump_mode": "exact"})
-    passes, replies = passes_of(engine, constrained(engine))
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0
-    assert (passes <= most_passes, replies) == (True, want)
-    engine.check_nothing_is_left()
-
-
+@pytest.mark.slow
 def test_a_pass_that_waited_verifies_no_drafts(start_drafting):
     """vLLM would not mask what follows them."""
     engine = start_drafting("eagle", plugin={})
@@ -340,10 +259,7 @@ def test_a_pass_that_waited_verifies_no_drafts(start_drafting):
 # -- the self-check -------------------------------------------------------------------------------
 
 
-@with_every_request
-@pytest.mark.parametrize(
-    "method", ["ngram", *(pytest.param(method, marks=nightly) for method in METHODS[1:])]
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_self_check_runs_with_drafts_and_finds_no_difference(
     start_drafting, method, tmp_path, monkeypatch
 ):

@@ -23,7 +23,6 @@ from xgrammar.testing import _is_grammar_accept_string as is_grammar_accept_stri
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import UnsupportedTagError
-from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
@@ -207,17 +206,6 @@ def test_so_are_those_of_the_older_form(ours: SglBackend) -> None:
     follow_beside_stock(ours, spec, 'x <ab>{"city": "Rome", "days": 3}</> <a')
 
 
-def test_white_space_stays_allowed_where_the_server_forbids_it_elsewhere() -> None:
-    """vLLM does not hand `disable_any_whitespace` to xgrammar for structural tags."""
-    compact = backend(compact=True)
-    structures = [{"begin": "<a>", "schema": CITY, "end": "</>"}]
-    for tags in (
-        {"type": "structural_tag", "format": {**SEPARATED, "at_least_one": True}},
-        {"structures": structures, "triggers": ["<a"]},
-    ):
-        walk_beside_stock(compact, Options.STRUCTURAL_TAG, json.dumps(tags))
-
-
 # -- as vLLM's frontend asks for tool calls
 
 TREE = {
@@ -270,17 +258,6 @@ def test_tool_calls(
     kind, spec = asked(parser, tool_choice=choice, parallel_tool_calls=parallel)
     assert kind is wanted
     walk_beside_stock(ours, kind, spec)
-
-
-def test_calls_are_objects_in_the_specification_s_reading_too() -> None:
-    """vLLM says so beside `anyOf`, where xgrammar does not look."""
-    by_spec = backend(semantics=SchemaSemantics.SPEC)
-    grammar = by_spec.compile_grammar(*asked("xlam", tool_choice="required"))
-    bracket, brace, quote = (
-        by_spec.tokenizer.encode(text, add_special_tokens=False)[0] for text in '[{"'
-    )
-    assert isinstance(grammar, SglGrammar) and grammar.accept_tokens("", [bracket])
-    assert brace in bits(by_spec, grammar) and quote not in bits(by_spec, grammar)
 
 
 # -- calls as models write them

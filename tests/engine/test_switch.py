@@ -21,7 +21,7 @@ from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
 from sgl_vllm.flags import ActivationError
 from sgl_vllm.kernels import attention_backend
-from sgl_vllm.plugin import _allow_in_environment, register
+from sgl_vllm.plugin import _allow_in_environment
 from sgl_vllm.server_process import free_port
 from sgl_vllm.vllm_api import probe
 from sgl_vllm.vllm_api.versions import InstalledVllm
@@ -47,12 +47,6 @@ def test_an_unnamed_plugin_changes_nothing(start):
     again = engine.run([Ask(prompt, SamplingParams(max_tokens=1))])[0]
     assert again.num_cached_tokens == 96  # stock: full blocks only
     assert engine.core.sgl_vllm_call("stats") is None
-
-
-def test_unnamed_the_command_line_gives_the_same_configuration():
-    config = parse().create_engine_config()
-    assert config.scheduler_config.scheduler_cls is None
-    assert config.additional_config == {}
 
 
 @pytest.mark.parametrize(
@@ -150,12 +144,6 @@ def test_bad_flags_end_the_process_when_vllm_parses_them(capsys):
 def test_bad_arguments_in_python_raise(arguments, error, says):
     with pytest.raises(error, match=says):
         EngineArgs(model=MODEL, **arguments).create_engine_config()
-
-
-def test_registering_twice_wraps_once():
-    before = EngineArgs.create_engine_config
-    register()
-    assert EngineArgs.create_engine_config is before
 
 
 def test_every_hook_is_in_the_installed_vllm():

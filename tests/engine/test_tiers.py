@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.load_rule import KEPT
 from tests.engine import host_tiers
-from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 
 ALWAYS = {"tier_rule": "always"}
 BLOCK = 32
@@ -135,44 +135,6 @@ def test_only_what_the_tree_does_not_have_is_loaded_by_whole_blocks(tiered):
     # 96 tokens and the 14 of a partial block are in the tree: the load begins at the block.
     assert after.hit_tokens - before.hit_tokens == 96
     assert loaded(after, before) == by_tier(disk=0, host=192)
-
-
-def test_a_partial_tail_stays_in_the_tree_and_is_not_loaded(tiered):
-    engine = tiered(ALWAYS)
-    prompt = words(110)
-    ask(engine, prompt, 1)
-    before = counters(engine)
-    longer = prompt + words(15, seed=1)
-    result = ask(engine, longer)
-    after = counters(engine)
-    assert result.num_cached_tokens == 110
-    assert after.partial_block_hits - before.partial_block_hits == 1
-    assert not any(loaded(after, before))
-    assert engine.llm.reset_prefix_cache()
-    engine.scheduler.reset_connector_cache()
-    assert tokens_of(ask(engine, longer)) == tokens_of(result)
-
-
-# Together far more than the device and host memory hold.
-BEGINNINGS = [words(num_tokens, seed=100 + num_tokens) for num_tokens in (50, 90, 160, 205, 240)]
-
-
-@pytest.mark.parametrize("plugin", [ALWAYS, {}], ids=["always", "as measured"])
-def test_random_requests_get_stocks_tokens(tiered, start, plugin):
-    """With a device so small that requests are preempted while loads and stores go on."""
-
-    def run(engine: Engine) -> list:
-        return [engine.tokens(random_asks(30, BEGINNINGS, seed)) for seed in (1, 2)]
-
-    expected = run(start(None, num_gpu_blocks_override=NUM_GPU_BLOCKS, max_model_len=512))
-    engine = tiered(plugin, num_gpu_blocks=18)
-    assert run(engine) == expected
-    engine.settle()
-    found = counters(engine)
-    if plugin:
-        assert loaded(found)[0] > 100 and all(loaded(found))
-    assert found.partial_block_hits > 5
-    assert not engine.scheduler.parts.tiers._guard.num_errors
 
 
 def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:

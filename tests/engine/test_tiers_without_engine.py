@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
@@ -94,12 +93,6 @@ def test_what_is_found_and_too_little_is_declined():
     assert below.counters.tier_requests_not_asked == 0
 
 
-def test_an_answer_that_comes_later_stays_open():
-    below = Below(found=None, min_tokens=128)
-    assert below.admit(Request(400)) is None
-    assert below.connector.loaded == []
-
-
 @pytest.mark.parametrize(
     "kind",
     [{"kv_transfer_params": {"do_remote_prefill": True}}, {"skip_reading_prefix_cache": True}],
@@ -107,22 +100,6 @@ def test_an_answer_that_comes_later_stays_open():
 def test_a_request_that_has_no_choice_is_always_asked_for(kind):
     below = Below(min_tokens=10_000)
     assert below.admit(Request(40, **kind)) == 96
-
-
-def test_a_preempted_request_is_asked_for_and_counted_once():
-    below = Below(min_tokens=128)
-    assert below.admit(Request(40, num_preemptions=1)) == 0
-    assert below.connector.asked == [0]
-    assert below.counters == RadixCounters()
-
-
-def test_a_request_whose_load_is_done_goes_on_without_a_question():
-    below = Below()
-    request = Request(200)
-    below.admit(request)
-    below.connector.update_state_after_alloc(request, None, 0)
-    assert below.connector.loaded == [96, 0]
-    assert below.counters.disk_hit_tokens == 32
 
 
 def test_loads_that_end_well_are_measured():
@@ -133,19 +110,6 @@ def test_loads_that_end_well_are_measured():
         below.admit(Request(200))
         below.connector.update_connector_output(output)
         assert sum(map(len, below.rule.loads._sizes.values())) == num_measured
-
-
-def test_loads_within_a_pass_are_not_measured_nor_is_the_pass():
-    below = Below(is_async=False)
-    step = SimpleNamespace(total_num_scheduled_tokens=100)
-    for num_measured in (0, 1):
-        if not num_measured:
-            below.admit(Request(200))
-        below.tiers.after_schedule(step)
-        time.sleep(0.001)
-        below.tiers.before_update(step, None, {})
-        assert len(below.rule.passes._sizes) == num_measured
-    assert not below.rule.loads._sizes
 
 
 def test_an_error_in_the_rule_leaves_the_connector_as_it_was():

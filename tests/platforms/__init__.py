@@ -1,6 +1,6 @@
 """Which of vLLM's model runners and schedulers the engine tests run on, on a CPU.
 
-    python -m pytest -p tests.platforms.plugin --vllm-platform v2-async tests/engine/test_select.py
+    python -m pytest -p tests.platforms.plugin --vllm-platform v2-async tests/engine/test_radix.py
     python -m tests.engine.soak --vllm-platform v2-async --minutes 15
     make test-platforms
 

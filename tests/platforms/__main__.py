@@ -17,25 +17,22 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 # The longest first, because `make` has pytest-xdist hand files out in this order: both workers end
 # together.
 IN_CI = {
-    "v1-async": ("programs", "jump_pressure", "jump_forward"),
+    "v1-async": ("jump_pressure", "jump_forward"),
     "v2-async": (
-        *("same_answers", "jump_connectors", "jump_modes", "speculation", "jump_pressure"),
-        *("json_passes", "jump_forward", "select", "radix"),
+        *("programs", "json_passes", "jump_connectors", "jump_forward", "jump_pressure", "radix"),
     ),
 }
 """On a GPU, vLLM chooses v2-async."""
 
 ALL = {
     "v1-async": (
-        *("programs", "speculation", "approximate_reuse", "same_answers", "jump_pressure"),
-        *("jump_modes", "json_passes", "jump_opening", "jump_forward", "window_models", "radix"),
-        "select",
+        *("programs", "speculation", "approximate_reuse", "jump_pressure", "json_passes"),
+        *("jump_forward", "radix"),
     ),
-    "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
+    "v2-sync": ("speculation", "jump_forward", "radix"),
     "v2-async": (
-        *("recurrent_models", "same_answers", "jump_connectors", "jump_modes", "speculation"),
-        *("approximate_reuse", "jump_pressure", "json_passes"),
-        *("jump_forward", "select", "radix"),
+        *("recurrent_models", "programs", "jump_connectors", "speculation", "approximate_reuse"),
+        *("jump_pressure", "json_passes", "jump_forward", "radix"),
     ),
 }
 
@@ -49,6 +46,7 @@ def main() -> int:
     for platform, names in files.items():
         command = [sys.executable, "-m", "pytest"]
         command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
+        command += ["-m", "not nightly" if is_all else "not slow and not nightly"]
         command += ["--durations", "10", "-o", "timeout=300", *arguments[is_all:]]
         command += [str(ENGINE_TESTS / f"test_{name}.py") for name in names]
         if subprocess.run(command, cwd=ENGINE_TESTS.parents[1], check=False).returncode != 0:

@@ -6,14 +6,12 @@ import json
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from sgl_vllm.protocol.request_keys import REPORT
-from tests.server.conftest import HEADERS
 
 PERSON = r'\{"name": "[A-Z][a-z]{2,8}", "age": [1-9][0-9]\}'
 LONG: dict[str, Any] = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
@@ -109,12 +107,6 @@ def test_every_error_is_what_the_route_answers_and_hurts_no_neighbour(http):
         assert comparable(line["body"]) == comparable(body)
 
 
-def test_a_stream_is_refused_in_its_line(http):
-    streaming, other = run(http, complete("Once", stream=True), complete("Once"))
-    assert streaming["status"] == 400 and other["status"] == 200
-    assert "cannot stream" in streaming["body"]["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -133,11 +125,6 @@ def test_a_batch_that_cannot_be_read_is_refused_in_one_sentence(http, body, said
     refused = http.post("/sgl/batch", json=body)
     assert refused.status_code == 400
     assert said in refused.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("body", [{}, {"ids": "a"}, {"ids": [1]}, {"ids": [], "more": 1}])
-def test_an_abort_that_cannot_be_read_is_refused(http, body):
-    assert http.post("/sgl/batch/abort", json=body).status_code == 400
 
 
 def test_an_answer_comes_as_soon_as_it_is_there(server, http):
@@ -195,19 +182,6 @@ def test_a_request_is_stopped_also_right_at_its_start(server, http):
     wait_until(lambda: num_running(server) == 0, timeout_s=3)
 
 
-def test_a_full_batch_runs_beside_other_traffic(server, http):
-    requests = [complete(f"Number {i}:", max_tokens=2) for i in range(1024)]
-    num_other = 0
-    with ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(run, http, *requests)
-        while not batch.done():
-            other = httpx.get(f"{server.url}/v1/sgl/stats", headers=HEADERS, timeout=30)
-            assert other.status_code == 200
-            num_other += not batch.done()
-    assert all(line["status"] == 200 for line in batch.result())
-    assert num_other >= 1
-
-
 def test_an_id_of_the_batch_is_that_of_its_answers_with_their_index(http):
     headers = {"X-Request-Id": "mine"}
     requests = [complete("Once"), chat("Once")]
@@ -233,8 +207,3 @@ def test_who_asks_is_told_which_bytes_of_the_text_were_forced(http):
         assert pieces[0] == match[1][: len(pieces[0])]
         for piece, fixed in zip(pieces, match.groups(), strict=False):
             assert piece in fixed
-
-
-def test_who_does_not_ask_is_told_nothing(http):
-    _, body = alone(http, GOOD["a format"])
-    assert body["kv_transfer_params"] is None

@@ -1,4 +1,7 @@
-"""Every workload with the plugin costs what is written down: a change is made on purpose."""
+"""Workloads with the plugin cost what is written down: a change is made on purpose.
+
+`test_nightly.py` compares all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import pytest
 
 from benchmarks import counts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_every_workload_costs_what_is_written_down(capsys: pytest.CaptureFixture[str]) -> None:
-    assert counts.main([]) == 0, capsys.readouterr().out
+def test_some_workloads_cost_what_is_written_down(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("json_schema", "react", "tree_of_thought")
+    words = [word for name in names for word in ("--workload", name)]
+    assert counts.main(words) == 0, capsys.readouterr().out

@@ -154,6 +154,8 @@ def test_each_server_says_what_it_is(server, stock, plugin):
     stats = sgl.get_server_info(plugin).stats
     assert stats is not None and stats["parts"]["select"] == "on"
     assert not sgl.get_server_info(stock).plugin
+    assert httpx.get(f"{stock.url}/v1/sgl/stats").status_code == 404
+    assert "sgl_vllm" not in httpx.get(f"{stock.url}/metrics").text
     with pytest.raises(sgl.UnsupportedError, match="flush_cache"):
         sgl.flush_cache(stock)
     with pytest.raises(sgl.BackendError, match="needs an api_key"):

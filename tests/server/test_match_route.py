@@ -60,13 +60,6 @@ def test_a_chat_is_looked_up_as_its_template_renders_it(http) -> None:
     assert told["cached_tokens"][1] < told["num_tokens"][1] // 2 + 10
 
 
-def test_another_salt_is_told_the_same_as_of_what_nobody_asked_for(http) -> None:
-    text = documents("two")[0] * 4
-    run(http, prompt=text, cache_salt="two")
-    for salt in ({}, {"cache_salt": "three"}):
-        assert match(http, candidates=[text], **salt)["cached_tokens"] == [0]
-
-
 def test_without_a_salt_whole_blocks_are_told(http) -> None:
     ids = [900 + number for number in range(2 * BLOCK + 50)]
     run(http, prompt=ids)
@@ -84,12 +77,6 @@ def test_a_match_changes_nothing_in_the_cache(http) -> None:
     for _ in range(3):
         assert match(http, candidates=[text, "none"], cache_salt="four")["cached_tokens"][0] > 0
     assert cache(http) == before
-
-
-def test_what_vllm_refuses_is_passed_on(http) -> None:
-    answer = http.post("sgl/match", json={"model": "demo", "candidates": ["word " * 100_000]})
-    assert answer.status_code == 400
-    assert "character" in answer.text or "token" in answer.text
 
 
 @sgl.function

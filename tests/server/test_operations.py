@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 import msgspec
 import openai
 import pytest
@@ -140,40 +137,6 @@ def test_a_span_keeps_its_place_in_the_callers_trace(client, collector) -> None:
     span = collector.attributes_of("traced")
     assert span["trace_id"] == trace_id
     assert "sgl_vllm.cached_tokens" in span
-
-
-def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server) -> None:
-    """One runs at a time. Behind a long one wait a new prompt and, later, known ones. These go
-    first, as long as all of them are more than fits into the cache."""
-
-    def num_overtakes() -> float:
-        return server.metrics()["sgl_vllm:overtakes_total"]
-
-    def wait_until(state: str) -> None:
-        """A request is in this state."""
-        is_one = re.compile(rf"^vllm:num_requests_{state}{{.*}} 1\.0$", re.MULTILINE)
-        while not is_one.search(httpx.get(f"{server.url}/metrics").text):
-            time.sleep(0.02)
-
-    before = num_overtakes()
-    known = list(range(1000, 1900))
-    ask(client, "known", prompt=known, max_tokens=1)
-    with ThreadPoolExecutor(8) as pool:
-        running = pool.submit(
-            ask, client, "running", prompt="Once", max_tokens=900, extra_body={"ignore_eos": True}
-        )
-        wait_until("running")
-        new = pool.submit(ask, client, "overtaken", prompt=list(range(2000, 3000)), max_tokens=1)
-        wait_until("waiting")
-        later = [
-            pool.submit(ask, client, f"later-{n}", prompt=[*known, 3000 + n], max_tokens=1)
-            for n in range(3)
-        ]
-        for future in (running, new, *later):
-            future.result()
-    assert collector.attributes_of("running")["sgl_vllm.overtakes"] == 0
-    overtakes = collector.attributes_of("overtaken")["sgl_vllm.overtakes"]
-    assert overtakes == num_overtakes() - before > 0
 
 
 class Router:

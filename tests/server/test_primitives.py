@@ -71,20 +71,6 @@ def test_agents_write_only_valid_calls_and_compute_each_token_once(server, backe
     assert usage.forced_tokens > usage.completion_tokens / 2
 
 
-def test_a_vote_leaves_out_branches_that_cannot_change_it(backend):
-    @sgl.function
-    def program(s):
-        s += sgl.user("What is the capital of Kenya? Answer in one word.")
-        s += sgl.assistant(sgl.vote(sgl.gen("city", regex="Nairobi|Lima"), 5, at_once=1))
-
-    state = program.run(temperature=0.7, backend=backend)
-    meta = state.get_meta_info("city")
-    votes = dict(meta["votes"])
-    assert state["city"] == max(votes, key=lambda city: votes[city])
-    assert max(votes.values()) == 3 or sum(votes.values()) == 5
-    assert state.usage.saved_calls == 5 - meta["num_started"] == 5 - sum(votes.values())
-
-
 def test_a_judge_grades_the_branches_of_best_of_on_their_cached_prompts(server, backend, before):
     @sgl.function
     def program(s):
@@ -101,33 +87,6 @@ def test_a_judge_grades_the_branches_of_best_of_on_their_cached_prompts(server, 
     assert all(1 <= score <= 5 for score in scores.values())
     assert state.messages()[-1] == {"role": "assistant", "content": state["tip"]}
     assert spent.computed_prompt_tokens < spent.prompt_tokens / 2
-
-
-def test_map_and_reduce_share_what_comes_before_the_documents(server, backend, before):
-    instructions = "You are a helpful assistant. " * 20
-    documents: list[Country] = ["Peru", "Kenya", "Japan"]
-
-    @sgl.function
-    def program(s):
-        s += sgl.system(instructions)
-        s += sgl.map_reduce(
-            "all",
-            documents,
-            map=lambda text: (
-                sgl.user(f"What is the capital of {text}?") + sgl.assistant(sgl.gen("x", 8))
-            ),
-            reduce=lambda text: sgl.user(text) + sgl.assistant(sgl.gen("y", 8)),
-            max_chars=10_000,
-        )
-
-    state = program.run(temperature=0.0, backend=backend)
-    spent = server.counters() - before
-    meta = state.get_meta_info("all")
-    assert [part for part in meta["parts"] if part] == meta["parts"]
-    assert len(meta["parts"]) == 3 and meta["num_reductions"] == 1
-    assert state.usage.calls == 3 + 1 + 1  # the hint
-    own_tokens = spent.prompt_tokens / 5  # of one prompt, mostly the instructions
-    assert spent.computed_prompt_tokens < 2 * own_tokens + 4 * BLOCK_SIZE
 
 
 def test_a_retry_continues_the_cached_prompt(server, backend, before):

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-import sgl_vllm as sgl
 from sgl_vllm.server_process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -96,53 +95,6 @@ def test_answers_say_how_much_was_cached(url: str, route: str, stream: bool) -> 
     assert first == 0 < second
     if route == "completions":
         assert second == len(PROMPT) - 1  # the last token is always computed
-
-
-def test_without_a_salt_every_token_is_told_because_the_page_shows_prompts(url: str) -> None:
-    cached_tokens(url, "completions", False)
-    assert cached_tokens(url, "completions", False) == len(PROMPT) - 1
-
-
-def capital(country: str) -> str:
-    """The capital of a country."""
-    return {"Peru": "Lima"}.get(country, "not known")
-
-
-@sgl.function
-def research(s, question):
-    s += sgl.agent("answer", question, [capital], max_turns=2, max_parallel=2)
-
-
-@pytest.mark.parametrize("question", ["What is the capital of Peru?", "Where is Kenya?"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_agent_writes_compact_calls_and_comes_to_an_answer(
-    url: str, question: str, temperature: float
-) -> None:
-    state = research.run(question, temperature=temperature, backend=sgl.VLLM(url))
-    turns = [m["content"] for m in state.messages() if m["role"] == "assistant"]
-    *calls, answer = turns
-    assert answer == state["answer"]
-    for text in calls:
-        assert text.startswith('{"calls":[')
-        made = [call["arguments"]["country"] for call in json.loads(text)["calls"]]
-        in_strings = sum(len(re.findall(r"\s", country)) for country in made)
-        assert len(re.findall(r"\s", text)) == in_strings, text
-    done = state.get_meta_info("answer")["tool_calls"]
-    assert all(call.error is None for call in done)
-
-
-def test_an_openai_client_may_send_tools(url: str) -> None:
-    function = {"name": "capital", "strict": True, "parameters": {"type": "object"}}
-    body: dict[str, Any] = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
-        "tools": [{"type": "function", "function": function}],
-        "tool_choice": "auto",
-        "temperature": 0,
-    }
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
-    message = answer.json()["choices"][0]["message"]
-    assert message["content"] == "The capital of Peru is Lima."
 
 
 def test_a_taken_port_is_refused_in_one_line(url: str) -> None:

@@ -78,17 +78,6 @@ def test_choices_of_one_token_are_scored_as_next_tokens_in_one_request(server):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
 
 
-def test_a_select_is_one_request(server):
-    @sgl.function
-    def pick(s):
-        s += PROMPT + sgl.select("which", list(CHOICES))
-
-    backend = Counting(server.url)
-    assert pick.run(backend=backend)["which"] in CHOICES
-    assert [path for path in backend.paths if "score" in path] == ["/v1/sgl/score"]
-    assert not any(path in ("/tokenize", "/v1/completions") for path in backend.paths)
-
-
 def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
     class Older(Counting):
         async def call(self, url, body=None, headers=None):
@@ -120,23 +109,3 @@ def test_what_cannot_be_scored_is_refused_and_said(http, body, status, said):
     assert answer.status_code == status, answer.text
     assert said in answer.text
     assert http.get("/sgl/stats").status_code == 200
-
-
-def test_scores_count_to_the_program_that_they_name(server, http):
-    def num_programs() -> int:
-        return sum(http.get("/sgl/stats").json()["programs"].values())
-
-    def ask(program: str | None, text: str) -> None:
-        named = {"sgl_program": program} if program else {}
-        body = {"model": server.served_model_name, "prompt": text, "max_tokens": 4}
-        http.post("/completions", json={**body, "vllm_xargs": named}).raise_for_status()
-        choices = [{"prompt": f"{text} It was{choice}"} for choice in CHOICES[:2]]
-        body = {"prompt": {"prompt": f"{text} It was"}, "continuations": choices, **named}
-        http.post("/sgl/score", json=body).raise_for_status()
-
-    before = num_programs()
-    ask("a program of its own", "A story about a hare that nobody knew. " * 8)
-    assert num_programs() == before + 1
-    before = num_programs()
-    ask(None, "A story about a fox that nobody knew. " * 8)
-    assert num_programs() > before + 1

@@ -45,16 +45,6 @@ def test_what_vllm_refuses_is_not_pinned(http, prompt, said):
     assert said in refused.json()["error"]["message"]
 
 
-def test_a_prefix_is_computed_for_a_pin(http, client):
-    text = "A prefix that nobody has asked for so far, and that many will."
-    flush(http)
-    http.post("/sgl/pin", json={"prompt": text})
-    before = http.get("/sgl/stats").json()["radix"]
-    answer = client.completions.create(model="demo", prompt=f"{text}\nOnce", max_tokens=1)
-    after = http.get("/sgl/stats").json()["radix"]
-    assert after["hit_tokens"] - before["hit_tokens"] >= answer.usage.prompt_tokens - 6
-
-
 def test_a_pinned_prefix_stays_until_it_is_unpinned(server, http):
     flush(http)
     prompt = list(range(200, 290))
@@ -106,22 +96,6 @@ def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(http, c
     flush(http)
 
 
-def test_every_part_is_on(http):
-    parts = http.get("/sgl/stats").json()["parts"]
-    assert parts == dict.fromkeys(PARTS, "on")
-
-
-def test_forced_text_takes_fewer_passes_than_tokens(http, client):
-    before = http.get("/sgl/stats").json()
-    answer = client.completions.create(**CARD_REQUEST)
-    after = http.get("/sgl/stats").json()
-    passes = after["forward_passes"] - before["forward_passes"]
-    forced = after["jump_forward"]["forced_tokens"] - before["jump_forward"]["forced_tokens"]
-    assert re.fullmatch(CARD, answer.choices[0].text)
-    assert forced > 0
-    assert passes + forced == answer.usage.completion_tokens
-
-
 def test_a_stream_begins_with_what_is_forced_at_the_start(http, client):
     opening = "The answer to your question is "
     request = {
@@ -161,17 +135,6 @@ def test_streams_beside_each_other_lose_nothing(client):
     for prompt, text, num_tokens in streamed:
         whole = client.completions.create(**{**CARD_REQUEST, "prompt": prompt})
         assert (whole.choices[0].text, whole.usage.completion_tokens) == (text, num_tokens)
-
-
-def test_a_resent_prompt_is_found_to_the_last_token_but_one(http, client):
-    prompt = list(range(100, 190))  # shorter than a block, where stock finds nothing
-    flush(http)
-    before = http.get("/sgl/stats").json()["radix"]
-    for _ in range(2):
-        client.completions.create(model="demo", prompt=prompt, max_tokens=1)
-    after = http.get("/sgl/stats").json()["radix"]
-    assert after["hit_tokens"] - before["hit_tokens"] == 89
-    assert after["tree_tokens"] == 90
 
 
 def test_the_tree_shows_sizes_and_no_text(http, client):

@@ -13,23 +13,18 @@ from tests.server.conftest import MODEL, serve
 pytestmark = pytest.mark.slow
 
 
-def test_options_may_come_from_vllms_config_file(tmp_path):
+def test_options_of_vllms_config_file_hold_in_an_engine_that_checks_itself(tmp_path, monkeypatch):
+    """The check runs in the engine's own process, before the server is ready."""
+    monkeypatch.setenv("SGL_VLLM_CACHE", str(tmp_path))
     config = tmp_path / "serve.yaml"
-    config.write_text("plugin: [sgl_vllm]\nplugin-config: ['{\"jump_forward\": false}']\n")
+    options = '{"jump_forward": false, "self_check": "on"}'
+    config.write_text(f"plugin: [sgl_vllm]\nplugin-config: ['{options}']\n")
     with serve(extra_args=["--config", str(config)]) as server:
-        parts = httpx.get(f"{server.url}/v1/sgl/stats").json()["parts"]
+        stats = httpx.get(f"{server.url}/v1/sgl/stats").json()
         log = server.log_path.read_text()
-    assert parts["jump_forward"] == "by option"
-    assert parts["radix"] == "on"
+    assert stats["parts"]["jump_forward"] == "by option" and stats["forward_passes"] == 0
+    assert "radix agrees; fsm agrees; select agrees" in log
     assert "radix on; schedule on; fsm on; jump_forward off (by option); select on" in log
-
-
-def test_unnamed_it_is_stock_and_has_none_of_our_routes():
-    with serve() as server:
-        assert httpx.get(f"{server.url}/v1/sgl/stats").status_code == 404
-        assert not any(name.startswith("sgl_vllm") for name in server.metrics())
-        log = server.log_path.read_text().replace(MODEL, "")  # its path may have the name
-    assert "sgl-vllm" not in log and "SglScheduler" not in log
 
 
 @pytest.mark.parametrize(
@@ -52,23 +47,6 @@ def test_bad_flags_end_the_start_with_one_clear_line(words, line):
     assert "Traceback" not in ended.stderr and "non-default args" not in ended.stdout
 
 
-def test_the_help_lists_the_switch():
-    shown = run_vllm("serve", MODEL, "--help=sgl-vllm")
-    assert "--plugin NAME" in shown.stdout and "--plugin-config" in shown.stdout
-
-
 def run_vllm(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_the_check_runs_in_the_engines_own_process_before_the_server_is_ready(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("SGL_VLLM_CACHE", str(tmp_path))
-    with serve(plugin=True, plugin_config={"self_check": "on"}) as server:
-        parts = httpx.get(f"{server.url}/v1/sgl/stats").json()
-        log = server.log_path.read_text()
-    assert set(parts["parts"].values()) == {"on"} and parts["forward_passes"] == 0
-    assert "radix agrees; fsm agrees; jump_forward agrees; select agrees" in log
-    assert "radix on; schedule on; fsm on; jump_forward on; select on" in log

@@ -193,10 +193,3 @@ def test_a_stop_token_takes_the_place_of_the_end(complete, client):
     (choice,) = complete({"regex": "(yes|no)"}, extra_body=options).choices
     assert choice.text in ("yes", "no")
     assert choice.finish_reason == "stop"
-
-
-def test_the_end_is_not_sampled_where_it_is_ignored(complete):
-    """With `ignore_eos` nothing is legal but the end, and vLLM lets the text go on after it."""
-    answer = complete({"choice": ["yes"]}, max_tokens=8, extra_body={"ignore_eos": True})
-    assert answer.choices[0].text.startswith("yes")
-    assert answer.choices[0].finish_reason == "length"

@@ -1,4 +1,5 @@
-"""What clients of one server learn from each other's cached prompts."""
+"""What clients of one server learn of each other's cached prompts, why their own were not cached
+(`GET /v1/sgl/why`), and segments that they mark and reuse from another order."""
 
 from __future__ import annotations
 
@@ -7,27 +8,33 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
+import sgl_vllm as sgl
+from sgl_vllm.commands import cli
 from sgl_vllm.server_process import VllmServer
-from tests.server.conftest import BLOCK, serve
+from tests.server.conftest import API_KEY, BLOCK, HEADERS, flush, serve
 
 pytestmark = pytest.mark.slow  # a server of its own
 
 SECRET = [200 + 13 * place for place in range(15)]
 KNOWN = SECRET[:5]
+PROMPT = [100 + place for place in range(200)]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
-    arguments = ["--enable-prompt-tokens-details"]
-    options = {"tenant_from": "header:X-Tenant"}
+    """With a small cache."""
+    arguments = ["--api-key", API_KEY, "--enable-prompt-tokens-details"]
+    arguments += ["--num-gpu-blocks-override", "24"]
+    options = {"tenant_from": "header:X-Tenant", "approximate_reuse": True}
     with serve(plugin=True, plugin_config=options, extra_args=arguments) as running:
         yield running
 
 
 def post(server: VllmServer, path: str, body: dict[str, Any], tenant: str | None = None) -> Any:
-    headers = {"X-Tenant": tenant} if tenant else {}
+    headers = {**HEADERS, **({"X-Tenant": tenant} if tenant else {})}
     body = {"model": "demo", **body}
     return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
 
@@ -87,7 +94,7 @@ def test_a_stream_and_a_batch_tell_whole_blocks_too(server) -> None:
     usage = json.loads(events[-1])["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == BLOCK
     whole = {"requests": [{"path": "completions", "body": {"model": "demo", **body}}]}
-    answer = httpx.post(f"{server.url}/v1/sgl/batch", json=whole, timeout=60).json()
+    answer = post(server, "sgl/batch", whole).json()
     assert answer["body"]["usage"]["prompt_tokens_details"]["cached_tokens"] == BLOCK
 
 
@@ -110,7 +117,7 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
     """By the plugin's own count of hits, as a score's usage is in whole blocks."""
 
     def num_hits() -> int:
-        stats = httpx.get(f"{server.url}/v1/sgl/stats", timeout=60).json()
+        stats = httpx.get(f"{server.url}/v1/sgl/stats", headers=HEADERS, timeout=60).json()
         return stats["radix"]["hit_tokens"]
 
     text = "Choose one of the two for this one question: "
@@ -139,7 +146,7 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
 )
 def test_half_a_surrogate_pair_or_a_huge_number_is_a_400(server, broken) -> None:
     body = json.dumps({"model": "demo", "prompt": "Hi", "max_tokens": 1, **broken})
-    headers = {"Content-Type": "application/json"}
+    headers = {**HEADERS, "Content-Type": "application/json"}
     for route, text in (
         ("completions", body),
         ("sgl/batch", f'{{"requests": [{{"path": "completions", "body": {body}}}]}}'),
@@ -150,21 +157,19 @@ def test_half_a_surrogate_pair_or_a_huge_number_is_a_400(server, broken) -> None
     assert cached_tokens(server, [5, 6, 7]) == 0
 
 
-@pytest.mark.parametrize(
-    ("route", "body"),
-    [
-        ("completions", {"prompt": "a"}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("sgl/pin", {"prompt": "a"}),
-        ("sgl/match", {"candidates": ["a"]}),
-        ("sgl/score", {"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}]}),
-    ],
-)
-@pytest.mark.parametrize("salt", ["x" * 5_000_000, "a/b", ""])
-def test_a_salt_that_vllm_refuses_is_refused_everywhere(server, route, body, salt) -> None:
-    answer = post(server, route, {**body, "cache_salt": salt})
-    assert answer.status_code == 400
-    assert "cache_salt" in answer.text and len(answer.text) < 2000
+@pytest.mark.parametrize("salt", ["x" * 5_000_000, "a/b", ""], ids=["long", "slash", "empty"])
+def test_a_salt_that_vllm_refuses_is_refused_everywhere(server, salt) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": "a"},
+        "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "sgl/pin": {"prompt": "a"},
+        "sgl/match": {"candidates": ["a"]},
+        "sgl/score": {"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}]},
+    }
+    for route, body in bodies.items():
+        answer = post(server, route, {**body, "cache_salt": salt})
+        assert answer.status_code == 400, route
+        assert "cache_salt" in answer.text and len(answer.text) < 2000
 
 
 def test_a_request_id_of_megabytes_is_refused_and_not_kept(server) -> None:
@@ -176,12 +181,180 @@ def test_a_request_id_of_megabytes_is_refused_and_not_kept(server) -> None:
             and len(answer.text) < 500
         )
     whole = {"requests": [{"path": "completions", "body": body}]}
-    answer = httpx.post(f"{server.url}/v1/sgl/batch", json=whole, timeout=60).json()
+    answer = post(server, "sgl/batch", whole).json()
     assert answer["status"] == 400
     assert post(server, "completions", {**body, "request_id": "x" * 400}).status_code == 200
 
 
-def test_a_long_text_to_pin_is_refused_before_it_is_tokenized(server) -> None:
-    answer = post(server, "sgl/pin", {"prompt": "word " * 600_000})
-    assert answer.status_code == 400
-    assert "maximum context length" in answer.json()["error"]["message"]
+# -- why ------------------------------------------------------------------------------------------
+
+
+def ask(client: openai.OpenAI, prompt: list[int], tenant: str | None = None, **more: Any) -> str:
+    """Returns the id of the answer."""
+    headers = {"X-Tenant": tenant} if tenant else {}
+    return client.completions.create(
+        model="demo", prompt=prompt, max_tokens=1, temperature=0, extra_headers=headers, **more
+    ).id
+
+
+def why(server: VllmServer, request: str, **headers: str) -> httpx.Response:
+    names = {"tenant": "X-Tenant", "salt": "X-Cache-Salt"}
+    given = {names[name]: value for name, value in headers.items()}
+    return httpx.get(
+        f"{server.url}/v1/sgl/why",
+        params={"request": request},
+        headers={**HEADERS, **given},
+        timeout=60,
+    )
+
+
+def causes(answer: httpx.Response) -> list[tuple[str, int, int]]:
+    (request,) = answer.json()["requests"]
+    return [(one["cause"], one["start"], one["end"]) for one in request["causes"]]
+
+
+def test_a_tenant_is_told_to_the_token(server, http, client) -> None:
+    flush(http)
+    ids = [
+        ask(client, prompt, "a")
+        for prompt in (PROMPT, PROMPT, [*PROMPT[:150], *range(50)], [*PROMPT, 7])
+    ]
+    assert [causes(why(server, one, tenant="a")) for one in ids] == [
+        [("new", 0, 200)],
+        [("last_token", 199, 200)],
+        [("differs", 150, 200)],
+        [("new", 200, 201)],
+    ]
+
+
+def test_evictions_and_flushes_are_told(server, http, client) -> None:
+    flush(http)
+    ask(client, PROMPT, "b")
+    for number in range(4):
+        ask(client, [(7919 * number + 31 * place) % 4000 + 20 for place in range(1000)], "b")
+    answer = why(server, ask(client, PROMPT, "b"), tenant="b")
+    assert causes(answer) == [("evicted", 0, 200)]
+    assert 0 < answer.json()["requests"][0]["causes"][0]["before_s"] < 600
+    flush(http)
+    assert causes(why(server, ask(client, PROMPT, "b"), tenant="b")) == [("flushed", 0, 200)]
+
+
+def test_no_other_tenant_can_ask_for_a_request(server, http, client) -> None:
+    request = ask(client, PROMPT, "a")
+    with_salt = ask(client, PROMPT, "a", extra_body={"cache_salt": "s"})
+    assert why(server, request, tenant="a").status_code == 200
+    assert why(server, with_salt, tenant="a", salt="s").status_code == 200
+    for answer in (
+        why(server, request),
+        why(server, request, tenant="b"),
+        why(server, with_salt, tenant="a"),
+        why(server, with_salt, tenant="b", salt="s"),
+        why(server, "cmpl-0", tenant="a"),
+    ):
+        assert answer.status_code == 404
+        assert "no request" in answer.json()["error"]["message"]
+    assert httpx.get(f"{server.url}/v1/sgl/why?request={request}").status_code == 401
+
+
+def test_no_tenant_learns_what_another_has_sent(server, http, client) -> None:
+    """Neither while it is cached, nor once it is evicted, nor with a salt of its own."""
+    secret = [3000 + place for place in range(300)]
+    guess = [*secret[:250], 5]
+    ask(client, secret, "a")
+    with_own_salt = ask(client, guess, "c", extra_body={"cache_salt": "a"})
+    assert causes(why(server, with_own_salt, tenant="c", salt="a")) == [("new", 0, 251)]
+    assert causes(why(server, ask(client, guess, "d"), tenant="d")) == [("new", 0, 251)]
+    assert causes(why(server, ask(client, guess))) == [("not_cached", 0, 251)]
+    flush(http)
+    assert causes(why(server, ask(client, guess, "e"), tenant="e")) == [("new", 0, 251)]
+    assert causes(why(server, ask(client, secret))) == [("not_cached", 0, 300)]
+
+
+def test_the_command_prints_it(server, http, client, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", API_KEY)
+    flush(http)
+    salt: dict[str, Any] = {"extra_body": {"cache_salt": "mine"}}
+    ask(client, PROMPT, **salt)
+    request = ask(client, [*PROMPT[:150], 1, 2, 3], **salt)
+    assert cli.main(["why", server.url, request, "--cache-salt", "mine"]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"{request}-0-") and head.endswith(
+        ": 150 of 153 prompt tokens cached, 3 computed"
+    )
+    assert line == "        [150, 153)        3  the prompt differs from what is cached"
+    assert cli.main(["why", server.url, request, "--cache-salt", "mine", "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["requests"]
+    assert answer["num_missed_tokens"] == 3 and answer["engine"] == 0
+    assert cli.main(["why", server.url, request]) == 1
+    assert "no request" in capsys.readouterr().err
+
+
+# -- segments that are marked ----------------------------------------------------------------------
+
+DOCUMENTS = [f"{name} lives near the river and is old.\n" * 12 for name in ("Ann", "Bo", "Cy")]
+SYSTEM, HEAD, QUESTION = "You read notes.", "Some notes.\n", "Who is old?"
+
+
+def marks(documents: list[str], start: int) -> list[int]:
+    found = []
+    for text in documents:
+        found += [start, start + len(text)]
+        start += len(text)
+    return found
+
+
+def marked(documents: list[str], start: int, salt: str, reuse: bool) -> dict[str, Any]:
+    """Arguments of a request of the official client."""
+    extra: dict[str, Any] = {"sgl_segments": marks(documents, start)}
+    if reuse:
+        extra["sgl_reuse"] = "approximate"
+    body = {"vllm_xargs": extra, "cache_salt": salt}
+    return {"model": "demo", "max_tokens": 1, "temperature": 0, "extra_body": body}
+
+
+def chat(client: openai.OpenAI, documents: list[str], salt: str, reuse: bool) -> Any:
+    messages: Any = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": HEAD + "".join(documents) + QUESTION},
+    ]
+    request = marked(documents, len(SYSTEM) + len(HEAD), salt, reuse)
+    return client.chat.completions.create(messages=messages, **request)
+
+
+def complete(client: openai.OpenAI, documents: list[str], salt: str, reuse: bool) -> Any:
+    """The chat as a text with special tokens, whose characters the marks count."""
+    begin = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{HEAD}"
+    prompt = begin + "".join(documents) + QUESTION
+    request = marked(documents, len(begin), salt, reuse)
+    return client.completions.create(prompt=prompt, **request)
+
+
+def reuse_of(answer: Any) -> dict[str, int] | None:
+    return (answer.model_extra["kv_transfer_params"] or {}).get("sgl_reuse")
+
+
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_marked_segments_are_reused_from_another_order(client, ask) -> None:
+    name = ask.__name__
+    first = ask(client, DOCUMENTS, name, reuse=False)
+    assert reuse_of(first) is None
+    answer = ask(client, DOCUMENTS[::-1], name, reuse=True)
+    reused = reuse_of(answer)
+    assert reused is not None and reused["reused_segments"] == 3
+    assert 0.5 * answer.usage.prompt_tokens < reused["reused_tokens"]
+    other = ask(client, DOCUMENTS[::-1], f"{name} of another", reuse=True)
+    assert reuse_of(other) == {"reused_tokens": 0, "reused_segments": 0}
+
+
+@sgl.function
+def in_short(s, documents, reuse):
+    s += sgl.system(SYSTEM)
+    s += sgl.user(HEAD + sgl.any_order(documents, key=documents.index, reuse=reuse) + QUESTION)
+    s += sgl.assistant(sgl.gen("answer", max_tokens=8))
+
+
+def test_a_program_with_roles_reuses_them(server) -> None:
+    backend = sgl.VLLM(server.url, api_key=API_KEY)
+    in_short.run(DOCUMENTS, "approximate", backend=backend)
+    usage = in_short.run(DOCUMENTS[::-1], "approximate", backend=backend).usage
+    assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens

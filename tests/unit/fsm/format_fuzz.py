@@ -1,6 +1,6 @@
 """Random formats over real vocabularies: is every access of the compiled loops inside its array?
 
-    make boundscheck                      # 5,000 formats, and the tests of sgl_vllm/fsm
+    make boundscheck                      # 2,000 formats, and the tests of sgl_vllm/fsm
     NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.boundscheck \\
         python -m tests.unit.fsm.format_fuzz --count 20000 --tokens 8192 131072
 
