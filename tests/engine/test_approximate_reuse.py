@@ -233,19 +233,6 @@ def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, num_blocks
     assert num_exact > 3 and num_reused > 3
 
 
-def test_no_room_beside_the_cached_segments_means_they_are_computed(start) -> None:
-    """A cache that has room for the request, but not for what it would copy from as well."""
-    engine = start(plugin=PLUGIN, num_gpu_blocks_override=24, max_model_len=640)
-    long = [document(number, num_sentences=28) for number in (20, 21)]
-    ask(engine, [Prompt((*long,))], reuse=False, max_tokens=1)
-    prompt = Prompt((*long[::-1],), head="Now read these two.\n")
-    assert len(prompt.tokens(engine)) // 32 * 2 > 24
-    (output,) = ask(engine, [prompt], reuse=True)
-    assert reused(output) == (0, 0)
-    assert engine.scheduler.parts.approximate.counters.given_up == 1
-    engine.check_nothing_is_left()
-
-
 def test_what_was_reused_is_no_hit_of_vllms_own_cache_either(start) -> None:
     """After an error, vLLM's own prefix cache takes over while a request runs that has reused."""
     engine = start(plugin=PLUGIN)
@@ -307,18 +294,6 @@ VOCAB_SIZE = AutoConfig.from_pretrained(MODEL_PATH).vocab_size
 MODELS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "demo": None,
     "demo, bfloat16": None,
-    "qwen3, yarn": (
-        "qwen3",
-        {
-            "head_dim": 32,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 1024,
-            },
-        },
-    ),
     "gptj, neighbors and a part of the dimensions": (
         "gptj",
         {

@@ -9,7 +9,6 @@ import pytest
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
@@ -44,14 +43,10 @@ def clean():
 
 @pytest.fixture(scope="module")
 def want(start) -> Run:
-    """What the jobs get one after the other, without a connector: of stock vLLM, where it can be
-    made to decode forced tokens one by one."""
-    stock = start(max_model_len=MAX_MODEL_LEN)
-    if type(stock.scheduler) is Scheduler:
-        with decoding_one_by_one(stock.scheduler):
-            return run(stock, jobs(32, 24, seed=32), 10_000, None)
-    engine = start_tiny(start, 32, 60, 16, True, "fcfs")
-    return run(engine, jobs(32, 24, seed=32), 10_000, None)
+    """What the jobs get one after the other, without a connector."""
+    stock = start(async_scheduling=False, max_model_len=MAX_MODEL_LEN)
+    with decoding_one_by_one(stock.scheduler):
+        return run(stock, jobs(32, 24, seed=32), 10_000, None)
 
 
 def offloading_config(tmp_path) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import EngineSettings
 from benchmarks.simulator import Simulation
 from benchmarks.traces import Call, Program, Trace
-from sgl_vllm.protocol.request_keys import ENDS
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.slot_copies import slots_to_copy
 from tests.engine.checked_simulation import CheckedSimulation
@@ -142,17 +141,6 @@ def test_a_cache_too_small_for_what_runs_preempts_and_serves_all(arm: str) -> No
     assert result.computed_prompt_tokens > result.prompt_tokens - result.cached_prompt_tokens
 
 
-def test_time_is_what_the_cost_model_says() -> None:
-    call = Call(np.arange(100, dtype=np.int32), np.arange(3, dtype=np.int32))
-    result = run(Trace("one call", (Program((call,), arrival_s=5.0),)), "stock", concurrency=None)
-    cost = CostModel()
-    prefill_s = cost.step_s + 100 * cost.prefill_token_s
-    decode_s = 2 * (cost.step_s + cost.decode_token_s) + (100 + 101) * cost.context_token_s
-    assert result.ttft_p50_s == pytest.approx(prefill_s)
-    assert 1 / result.throughput_requests_s == pytest.approx(prefill_s + decode_s)
-    assert (result.steps, result.max_wait_s, result.max_passes) == (3, 0.0, 0)
-
-
 def test_a_programs_time_is_that_in_which_any_of_its_calls_waits_or_runs() -> None:
     """A step, then a subagent beside a tool that takes 5 s, and a step that reads both."""
 
@@ -175,33 +163,6 @@ def test_a_programs_time_is_that_in_which_any_of_its_calls_waits_or_runs() -> No
     assert 3 / result.throughput_requests_s == pytest.approx(first_s + subagent_s + 5 + last_s)
 
 
-def test_with_hints_what_no_later_call_extends_is_evicted_first() -> None:
-    """A call that will be extended, then one that will not, then one that needs the room of one."""
-
-    def tokens(begin: int) -> np.ndarray:
-        return np.arange(begin, begin + 96, dtype=np.int32)
-
-    first = Call(tokens(0), np.array([1000], dtype=np.int32))
-    history = np.concatenate([first.prompt, first.reply, tokens(2000)[:16]])
-    second = Call(history, np.array([1001], dtype=np.int32), after=(0,), think_s=6.0)
-    programs = (
-        Program((first, second), arrival_s=0.0),
-        Program((Call(tokens(3000), first.reply),), arrival_s=2.0),
-        Program((Call(tokens(4000), first.reply),), arrival_s=4.0),
-    )
-    trace = Trace("by hand", programs)
-    hits = [
-        run(trace, "sgl", cache_fraction=0.6, concurrency=None, sends_hints=hints)
-        for hints in (False, True)
-    ]
-    # The third leaves one block of the first if it evicts that. No last reply token is computed.
-    assert [result.cached_prompt_tokens for result in hits] == [16, 96]
-    told = Program((Call(tokens(3000), first.reply, hints={ENDS: 1}),), arrival_s=2.0)
-    by_itself = Trace("by hand", (programs[0], told, programs[2]))
-    hit = run(by_itself, "sgl", cache_fraction=0.6, concurrency=None)
-    assert hit.cached_prompt_tokens == 96
-
-
 def test_the_command_prints_a_table_and_writes_all_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,17 +183,11 @@ def test_the_command_prints_a_table_and_writes_all_numbers(
     [
         ("--trace chat --cache-tokens 9 --policy lifo", "lifo"),
         ("--trace chat --cache-fraction 0", "not above 0"),
-        ("--trace chat --cache-tokens 9 --load -1", "not above 0"),
-        ("--trace chat --cache-tokens 9 --json no/such/folder/x.json", "folder"),
         ("--trace chatt --cache-tokens 9", "no_sharing"),
-        ("--trace agent_sessions --scale 2 --cache-tokens 9", "scale 2"),
         ("--trace chat", "--cache-tokens"),
-        ("--trace chat --cache-tokens 9 --plugin-config no=1", "option"),
     ],
 )
-def test_a_mistake_is_refused_with_what_would_be_right(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_refused_with_what_would_be_right(words, message, capsys) -> None:
     with pytest.raises(SystemExit):
         simulate.main(words.split())
     assert message in capsys.readouterr().err

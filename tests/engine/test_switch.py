@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.block_pool import BlockPool
@@ -170,16 +171,12 @@ def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatc
     assert parts["schedule"] == parts["fsm"] == parts["jump_forward"] == "on"
 
 
-@pytest.mark.parametrize(
-    "broken", [{"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= missing"}]
-)
-def test_a_bad_grammar_fails_its_own_request_only(start, broken):
-    from vllm.sampling_params import StructuredOutputsParams
-
+def test_a_bad_grammar_fails_its_own_request_only(start):
     engine = start(plugin={})
-    bad = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(**broken))
-    with pytest.raises(VLLMValidationError):
-        engine.run([Ask([20, 21, 22], bad)])
+    for broken in ({"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= no"}):
+        bad = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(**broken))
+        with pytest.raises(VLLMValidationError):
+            engine.run([Ask([20, 21, 22], bad)])
     good = engine.run([Ask([20, 21, 22], SamplingParams(max_tokens=5, ignore_eos=True))])[0]
     assert len(good.outputs[0].token_ids) == 5
     engine.check_nothing_is_left()
