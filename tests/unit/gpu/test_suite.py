@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
     (folder / "kernels.json").write_text(json.dumps({"kernels": {"slot_copy": rows}}))
     suite.run_step(done, sys.executable, tmp_path, 30)
     table = suite.summary([done, plan.Step("later", "", 1, ())], tmp_path)
-    assert table.splitlines()[2:] == [
+    assert re.sub(r"passed \| \d+ ", "passed | 0 ", table).splitlines()[2:] == [
         "| done | passed | 0 | tests 1 of 3 passed, 1 skipped; compared 520; "
         "slot_copy 0.90 to 2.50x; no_sharing 1.00x |",
         "| later | not run | | |",
