@@ -33,12 +33,12 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.routes import match, pins, tree, why  # noqa: F401
+from sgl_vllm.routes import match, pins, tree
 from sgl_vllm.routes.admission import refuse_echo_of_scored
 from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
-from sgl_vllm.routes.incoming import IncomingRequests
+from sgl_vllm.routes.incoming import IncomingRequests, move_segments
 from sgl_vllm.routes.metrics import MAX_AGE_S, MetricsMiddleware, SglCollector
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
 from sgl_vllm.routes.tool_calls import ToolCallMiddleware
@@ -123,9 +123,7 @@ class SglEndpointPlugin:
         refuse_echo_of_scored(state.online_renderer)
         end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
-            from sgl_vllm.routes import chat_segments
-
-            chat_segments.attach(state.online_renderer)
+            move_segments(state.online_renderer)
         if getattr(processor, "tracing_enabled", False):
             from sgl_vllm.routes import spans
 

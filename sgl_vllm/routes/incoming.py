@@ -1,8 +1,9 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
-Owns four rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
-The tenant decides the `cache_salt` (`tenants.py`). The reported number of cached tokens is rounded
-where it could reveal another client's prompt.
+Owns five rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
+The tenant decides the `cache_salt` (`tenants.py`). Segments that a chat marks are moved to where
+they are in its prompt. The reported number of cached tokens is rounded where it could reveal
+another client's prompt.
 
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could
 guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a
@@ -18,13 +19,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any  # Any: arguments of vLLM's
 from weakref import WeakSet
 
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM, InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from sgl_vllm.protocol.request_keys import SEGMENTS
-from sgl_vllm.protocol.segments import with_length
+from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 from sgl_vllm.routes.admission import check_params, check_request
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
@@ -134,3 +137,32 @@ def _refuse(state: RequestState, output: EngineCoreOutput) -> None:
         return
     if isinstance(reason := output.stop_reason, str):
         state.queue.put(InputStreamError(VLLMValidationError(reason)))
+
+
+def move_segments(renderer: OnlineRenderer) -> None:
+    """Move the segments that a chat marks to where they are in its prompt (`protocol/segments.py`),
+    from now on: when vLLM has rendered it, and before it makes a request of it."""
+
+    @wrap(renderer, "render_chat")
+    async def render_chat(
+        original: Callable[..., Awaitable[Any]],
+        request: ChatCompletionRequest,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        result = await original(request, *args, **kwargs)
+        extra = request.vllm_xargs
+        if not extra or SEGMENTS not in extra or not isinstance(result, tuple):
+            return result
+        try:
+            intervals = intervals_of(extra[SEGMENTS])
+        except ValueError as error:
+            raise VLLMValidationError(str(error)) from None
+        contents = [
+            message.get("content") if isinstance(message, dict) else None
+            for message in request.messages
+        ]
+        _, (engine_input,) = result
+        marks = marks_in(engine_input.get("prompt"), contents, intervals)
+        request.vllm_xargs = {**extra, SEGMENTS: marks}
+        return result

@@ -18,7 +18,7 @@ from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes import metrics
 from sgl_vllm.routes.metrics import SglCollector
 from sgl_vllm.scheduler.queue import OrderCounters
-from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
+from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters, merge_stats
 from tests.fake_engines import FakeEngine, fake_server
 
 STATS = EngineStats(
@@ -69,6 +69,11 @@ def test_what_an_engine_does_not_count_is_not_exported() -> None:
     assert samples(None) == samples(EngineStats()) == {}
 
 
+def test_a_part_that_is_off_in_one_engine_is_off() -> None:
+    merged = merge_stats([STATS, EngineStats(parts={"radix": "error", "jump_forward": "on"})])
+    assert merged.parts == {"radix": "error", "jump_forward": "by option"}
+
+
 # -- one API server of several
 
 
@@ -104,7 +109,9 @@ def told_by(page: Any) -> dict[str, float]:  # of httpx or httpx2, by the versio
 def test_an_api_server_tells_of_all_engines_what_they_say_at_that_moment(let_time_pass) -> None:
     engines = [FakeEngine(stats=ran(passes)) for passes in (7, 20)]
     client = TestClient(fake_server(*engines))
-    assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 27}
+    for _ in range(3):  # within a second
+        assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 27}
+    assert engines[0].asked == [("stats", None)]
     engines[0].answers["stats"] = ran(8)
     let_time_pass()
     assert told_by(client.get("/metrics/")) == {"sgl_vllm:forward_passes_total": 28}
