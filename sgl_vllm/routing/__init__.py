@@ -4,12 +4,10 @@
 adapters report to it.
 
     router.py            the choice, and the workers
-    costs.py             what a choice costs; loads and routes
-    load_book.py         requests in flight per worker
+    costs.py             what a choice costs; loads and routes, and requests in flight per worker
     prefix_hashes.py     hashes of a prompt's prefixes
     approx_index.py      what workers have cached, guessed from the requests sent to them
     kv_event_index.py    what workers have cached, as their KV events report it
-    kv_event_stream.py   one worker's events, checked for gaps
     prompts.py           reads request bodies
 
     kv_events.py         adapter: subscribes to vLLM's KV events over ZMQ

@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 
 from sgl_vllm.protocol.cache_namespace import SHARED, CacheNamespace
 from sgl_vllm.routing.approx_index import ApproxCache, ApproxPrefixIndex
-from sgl_vllm.routing.costs import CostModel, Load, Route, Worker
-from sgl_vllm.routing.kv_event_index import KvEventCache, KvEventIndex
-from sgl_vllm.routing.kv_event_stream import KvEventStream
-from sgl_vllm.routing.load_book import LoadBook
+from sgl_vllm.routing.costs import CostModel, Load, LoadBook, Route, Worker
+from sgl_vllm.routing.kv_event_index import KvEventCache, KvEventIndex, KvEventStream
 from sgl_vllm.routing.prefix_hashes import (
     PrefixHasher,
     PrefixHashes,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any  # Any: YAML; an application of Ray's has no types
 
 from sgl_vllm.config import CONFIG_KEY, OptionError, Options
-from sgl_vllm.routing.costs import CostModel
 
 ROUTER = "sgl_vllm.routing.ray.router:PrefixCostRouter"
 APP_NAME = "sgl-vllm"
@@ -86,6 +85,8 @@ def _check_router(config: Mapping[str, Any]) -> None:
     try:
         inspect.signature(router.initialize_state).bind(None, **kwargs)
         if path == ROUTER:
+            from sgl_vllm.routing.costs import CostModel  # imports numpy
+
             CostModel(**kwargs.get("cost") or {})
     except TypeError as error:
         raise RayServeError(
