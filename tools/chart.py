@@ -8,7 +8,6 @@ the files in benchmarks/results/cpu. ``make pictures`` runs it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from string import Template
 
 from benchmarks.report import loading
 from benchmarks.report.loading import Result, Verdict
-from tools.generated import ROOT, write_or_check
+from tools.generated import ROOT, main_writing
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 CHART = ROOT / "docs" / "speedups.svg"
@@ -121,12 +120,5 @@ def _notes(shown: list[Result], height: float) -> Iterator[str]:
         yield _text(16, height - _BOTTOM + 32 + line * _ROW_HEIGHT, words, "soft")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Draw the README's chart.")
-    parser.add_argument("--check", action="store_true", help="only check that it is up to date")
-    check = parser.parse_args().check
-    return write_or_check(CHART, chart(), "make pictures", check=check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_writing("make pictures", lambda: {CHART: chart()}))

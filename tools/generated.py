@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,18 @@ class GeneratedSection:
         return "\n".join([f"{head}{self.begin}", *self.lines(), "", f"{self.end}{tail}"])
 
     def main(self) -> int:
-        """Write the part, or with ``--check`` only compare. The exit status is 1 if it differs."""
-        parser = argparse.ArgumentParser(description=f"Write what {self.source} says.")
-        parser.add_argument("--check", action="store_true", help="only check that it is up to date")
-        check = parser.parse_args().check
-        text = self.written_into(self.page.read_text())
-        return write_or_check(self.page, text, self.command, check=check)
+        """As `main_writing`."""
+        return main_writing(
+            self.command, lambda: {self.page: self.written_into(self.page.read_text())}
+        )
+
+
+def main_writing(command: str, texts: Callable[[], Mapping[Path, str]]) -> int:
+    """Write the files, or with ``--check`` only compare. The exit status is 1 if one differs."""
+    parser = argparse.ArgumentParser(description=f"Does what `{command}` does.")
+    parser.add_argument("--check", action="store_true", help="only check that it is up to date")
+    check = parser.parse_args().check
+    return max(write_or_check(path, text, command, check=check) for path, text in texts().items())
 
 
 def write_or_check(path: Path, text: str, command: str, *, check: bool) -> int:

@@ -9,7 +9,6 @@ machine. The programs are on the page. ``make pictures`` runs it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.pages import Block, blocks_of, printed_by
-from tools.generated import write_or_check
+from tools.generated import main_writing
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, FOLDER = DOCS / "primitives.md", DOCS / "pictures"
@@ -144,15 +143,9 @@ def runs() -> Iterator[BlockRun]:
             yield BlockRun(name, block, printed, sgl.fork_tree_svg(namespace["state"]) + "\n")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only check that they are up to date")
-    check = parser.parse_args().check
-    return max(
-        write_or_check(FOLDER / f"{run.name}.svg", run.picture, "make pictures", check=check)
-        for run in runs()
-    )
+def pictures() -> dict[Path, str]:
+    return {FOLDER / f"{run.name}.svg": run.picture for run in runs()}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_writing("make pictures", pictures))

@@ -8,7 +8,6 @@ its module, so a new name needs no change here. ``make reference`` runs it.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.generated import write_or_check  # noqa: E402
+from tools.generated import main_writing  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference.md"
 MAX_LINE = 96
@@ -216,12 +215,5 @@ def page_text() -> str:
     return "".join(lines).rstrip("\n") + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/reference.md.")
-    parser.add_argument("--check", action="store_true", help="only check whether it is up to date")
-    check = parser.parse_args().check
-    return write_or_check(PAGE, page_text(), "make reference", check=check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_writing("make reference", lambda: {PAGE: page_text()}))
