@@ -22,7 +22,7 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.checkpoints import stops_for
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.hit_copies import HitCopies, HitPlan
-from sgl_vllm.radix.misses import Cause, Misses, not_read
+from sgl_vllm.radix.misses import Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.tokens import Tokens
@@ -108,7 +108,7 @@ class Lookup:
         missed = []
         if plan.num_tokens < match.num_tokens:
             cached, num_prompt_tokens = match.num_tokens, request.num_prompt_tokens
-            ends: tuple[tuple[int, Cause], ...] = (
+            ends = (
                 (tree.longest_hit(match, num_readable), "whole_blocks"),
                 (num_readable, "component"),
                 (min(cached, limit), "drafter"),

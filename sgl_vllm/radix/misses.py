@@ -21,8 +21,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args  # Any: JSON
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple  # Any: JSON
 
 from sgl_vllm.counters import counter
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
@@ -45,30 +45,11 @@ MAX_TEXT_TOKENS = 16
 Json = dict[str, Any]
 
 
-Cause = Literal[
-    "new",
-    "differs",
-    "other_adapter",
-    "evicted",
-    "expired",
-    "flushed",
-    "whole_blocks",
-    "component",
-    "drafter",
-    "scored",
-    "last_token",
-    "skipped",
-    "part_off",
-]
-"""Why a token was not read from the cache. Each is a field of `MissCounters`."""
-
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-
 NOT_CACHED = "not_cached"
 """Stands for all causes of tokens that are not in the tree, where they must not be told apart."""
 
 
-def _cause(help: str, cause: Cause) -> int:
+def _cause(help: str, cause: str) -> int:
     return counter(help, unit="tokens", metric="missed_tokens", labels={"cause": cause})
 
 
@@ -115,9 +96,9 @@ class MissCounters:
         "part_off",
     )
 
-    def add(self, cause: Cause, num_tokens: int) -> None:
-        """These tokens, which `missed_prompt_tokens` counts already, have this cause."""
-        setattr(self, cause, getattr(self, cause) + num_tokens)
+
+CAUSES = tuple(one.name for one in fields(MissCounters) if one.name != "missed_prompt_tokens")
+"""Why a token was not read from the cache."""
 
 
 class Difference(NamedTuple):
@@ -131,7 +112,7 @@ Detail = float | Difference | None
 """Of an eviction, how many seconds before the lookup it was. Of a prompt that differs, where, if
 this may be shown."""
 
-Missed = tuple[int, Cause, Detail]
+Missed = tuple[int, str, Detail]
 """Tokens that were missed for one cause: up to which, from where the last cause ends."""
 
 
@@ -154,7 +135,7 @@ class Explanation(NamedTuple):
     admitted_at: float
 
 
-def not_read(num_read: int, ends: Iterable[tuple[int, Cause]]) -> list[Missed]:
+def not_read(num_read: int, ends: Iterable[tuple[int, str]]) -> list[Missed]:
     """The tokens after the first `num_read` that are cached but not read: up to each end for that
     cause. An end at or before the last one has no tokens."""
     missed: list[Missed] = []
@@ -193,7 +174,7 @@ class Misses:
 
     # -- at a lookup --------------------------------------------------------------------------
 
-    def not_looked_up(self, num_prompt_tokens: int, cause: Cause) -> None:
+    def not_looked_up(self, num_prompt_tokens: int, cause: str) -> None:
         """The request that may be admitted next does not read the tree."""
         self._missed = [(num_prompt_tokens, cause, None)]
 
@@ -280,7 +261,7 @@ class Misses:
             counters.missed_prompt_tokens += num_prompt_tokens - start
         for end, cause, _ in missed:
             if end > start:
-                counters.add(cause, end - start)
+                setattr(counters, cause, getattr(counters, cause) + end - start)
                 start = end
         explanations = self._explanations
         explanations[request_id] = Explanation(

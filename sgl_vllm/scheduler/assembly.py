@@ -7,9 +7,9 @@ why a part is off, which each part says itself (`part.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol  # Any: methods of any kind
+from typing import TYPE_CHECKING, Any  # Any: methods of any kind
 
 from sgl_vllm.approximate import part as approximate
 from sgl_vllm.approximate.characters import TokenTexts
@@ -53,13 +53,6 @@ PARTS: tuple[Part, ...] = (radix.PART, queue.PART, fsm.PART, jump.PART, select.P
 
 FAILED = "switched off by an error: see the log"
 """The state of the tree after an error (`degrade.py`)."""
-
-
-class CountsErrors(Protocol):
-    """A part that contains its errors."""
-
-    @property
-    def num_errors(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -147,15 +140,13 @@ class Parts:
         """Unexpected errors of a part so far. Each is in the log."""
         if name == radix.PART.name:  # its first error switches it off
             return int(self.radix is not None and self.radix.failed)
-        part = self._counting_errors().get(name)
-        return part.num_errors if part is not None else 0
-
-    def _counting_errors(self) -> Mapping[str, CountsErrors | None]:
-        return {
+        parts = {
             queue.PART.name: self.queue,
             fsm.PART.name: self.grammars,
             jump.PART.name: self.jump,
         }
+        part = parts.get(name)
+        return part.num_errors if part is not None else 0
 
     def token_bytes(self) -> tuple[Sequence[bytes], int]:
         """The bytes of each token, empty for special ones, and the token that ends a text."""

@@ -9,7 +9,7 @@ import pytest
 
 from sgl_vllm.counters import declarations
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix.misses import CAUSES, MAX_REQUESTS, Cause, MissCounters, Misses, not_read
+from sgl_vllm.radix.misses import CAUSES, MAX_REQUESTS, MissCounters, Misses, not_read
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -42,7 +42,7 @@ class Cache:
         match = tree.match_prefix(namespace, tokens)
         limit = length - 1 if first_scored is None else min(length, first_scored) - 1
         num_read = min(match.num_tokens, limit)
-        ends: tuple[tuple[int, Cause], ...] = (
+        ends = (
             (limit, "drafter"),
             (min(match.num_tokens, length - 1), "scored"),
             (match.num_tokens, "last_token"),
