@@ -21,7 +21,6 @@ from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.views.capture import picture_of_group
 from sgl_vllm.lang.views.html import fragment_of
-from sgl_vllm.lang.views.terminal import TerminalView
 from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
@@ -50,8 +49,10 @@ class Shown(ABC):
         """What a notebook shows."""
         return fragment_of(self._picture())
 
-    def __rich__(self) -> TerminalView:
+    def __rich__(self) -> object:
         """What rich prints."""
+        from sgl_vllm.lang.views.terminal import TerminalView  # rich, which few programs use
+
         return TerminalView(self._picture())
 
 

@@ -15,10 +15,8 @@ from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.state import State
 from sgl_vllm.lang.transcript import GenMeta
 from sgl_vllm.lang.views.html import fragment_of, page_of
-from sgl_vllm.lang.views.live import follow_in_notebook, follow_in_terminal, runs_in_notebook
 from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.svg import fork_tree_svg_of
-from sgl_vllm.lang.views.terminal import TerminalView
 from sgl_vllm.protocol.scoring import all_answers
 
 if TYPE_CHECKING:
@@ -66,6 +64,8 @@ def show(state: Seen, console: Console | None = None) -> None:
     """Print the state in the terminal, or to `console`. Without color, text is marked with words:
     ``[gen name]...[/gen]``."""
     from rich.console import Console
+
+    from sgl_vllm.lang.views.terminal import TerminalView
 
     (console or Console(highlight=False)).print(TerminalView(picture_of(state)))
 
@@ -116,7 +116,9 @@ def live(state: State, console: Console | None = None) -> None:
     most 8 times per second and only after a change. Blocks until the run ends. If the run fails,
     the error is shown, not raised.
     """
-    if console is None and runs_in_notebook():
-        follow_in_notebook(state._stream)
+    from sgl_vllm.lang.views import live
+
+    if console is None and live.runs_in_notebook():
+        live.follow_in_notebook(state._stream)
     else:
-        follow_in_terminal(state._stream, console)
+        live.follow_in_terminal(state._stream, console)

@@ -204,7 +204,8 @@ def _added(left: Value, right: Value) -> Value:
         return ExprList((*parts_of(left), *parts_of(right)))
     if not any(map(_is_text, sides)):
         return StandIn("add", operator.add, sides)  # numbers, lists, texts
-    return concatenation([piece for side in sides for piece in pieces_of(side)])
+    # An empty text counts: what it cannot be added to raises the error that it does in a run.
+    return concatenation([piece for side in sides for piece in pieces_of(side) or [side]])
 
 
 # --- text and containers with stand-ins in them --------------------------------------------------

@@ -12,13 +12,10 @@ above it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.usage import usage_facts
 from sgl_vllm.lang.views.picture import Branch, Picture, Piece, Slice, join_line
 from sgl_vllm.lang.views.svg import MAX_LANES, fork_tree_svg_of
-from sgl_vllm.lang.views.timings import duration, timings_of
 from sgl_vllm.pages import rendered
 
 ELIDE_FROM_CHARS = 2000
@@ -31,6 +28,11 @@ MAX_OPEN_LANES = 12
 """The picture of forks and joins is folded if it has more lanes."""
 MAX_OPEN_BRANCHES = 6
 """In a fork of more branches, those that are done are folded."""
+
+MAX_BARS = 64
+"""Of more requests and tools, those that took longest have a bar that shows when."""
+MAX_OPEN_BARS = 12
+"""The bars are folded if there are more."""
 
 _LABELS = {
     "gen": "generated",
@@ -60,7 +62,7 @@ def _values_of(picture: Picture) -> dict[str, object]:
         "name": picture.program.rpartition(".")[2] or "A program's run",
         "status_line": _status_line(picture),
         "usage": usage_facts(picture.usage),
-        "timings": timings_of(picture),
+        "timings": _timings_of(picture),
         "lanes": fork_tree_svg_of(picture) if picture.root.forks else None,
         "lanes_open": len(branches) <= MAX_OPEN_LANES,
         "legend": _legend_of([piece for branch in branches for piece in branch.pieces]),
@@ -125,30 +127,20 @@ def _is_open(branch: Branch, among: tuple[Branch, ...]) -> bool:
     return len(among) <= MAX_OPEN_BRANCHES or branch.status in ("failed", "running")
 
 
-@dataclass(frozen=True)
-class _Folded:
+def _folded_of(piece: Piece) -> dict[str, object] | None:
     """A long constant, whose middle is folded; `num_left_out` characters of it are not there."""
-
-    head: list[Slice]
-    middle: list[Slice]
-    tail: list[Slice]
-    num_folded: int
-    num_left_out: int
-
-
-def _folded_of(piece: Piece) -> _Folded | None:
     num_chars = len(piece.text)
     if piece.kind != "text" or num_chars <= ELIDE_FROM_CHARS:
         return None
     middle_end = num_chars - KEPT_CHARS
     reach = min(middle_end, KEPT_CHARS + MAX_FOLDED_CHARS)
-    return _Folded(
-        head=_between(piece, 0, KEPT_CHARS),
-        middle=_between(piece, KEPT_CHARS, reach),
-        tail=_between(piece, middle_end, num_chars),
-        num_folded=middle_end - KEPT_CHARS,
-        num_left_out=middle_end - reach,
-    )
+    return {
+        "head": _between(piece, 0, KEPT_CHARS),
+        "middle": _between(piece, KEPT_CHARS, reach),
+        "tail": _between(piece, middle_end, num_chars),
+        "num_folded": middle_end - KEPT_CHARS,
+        "num_left_out": middle_end - reach,
+    }
 
 
 def _between(piece: Piece, begin: int, end: int) -> list[Slice]:
@@ -160,3 +152,45 @@ def _between(piece: Piece, begin: int, end: int) -> list[Slice]:
             found.append(Slice(part.text[first:last], part.forced, part.cached))
         position += len(part.text)
     return found
+
+
+# --- when the program waited for which request or tool -------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """A time span in words: 450 ms, 2.31 s, 75.2 s, 12.4 min."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def _timings_of(picture: Picture) -> dict[str, object]:
+    """A bar for each request and tool that the program waited for, in the order of their begin.
+    `left` and `width` are percentages of the whole run's time."""
+    # A prompt that goes on as one of its branches has the branch's pieces: they are shown once.
+    timed = {
+        id(piece.timing): (branch, piece, piece.timing)
+        for branch in picture.all_branches
+        for piece in branch.pieces
+        if piece.timing is not None
+    }
+    ends_s = (timing.end_s for _, _, timing in timed.values())
+    percent = 100 / (max(picture.elapsed_s or 0, *ends_s, 0) or 1)
+    longest = sorted(timed.values(), key=lambda one: one[2].took_s, reverse=True)[:MAX_BARS]
+    bars = [
+        {
+            "name": piece.name or piece.kind,
+            "kind": piece.kind,
+            "branch": branch.label,
+            "begin": duration(timing.begin_s),
+            "end": duration(timing.end_s),
+            "took": duration(timing.took_s),
+            "left": percent * timing.begin_s,
+            "width": percent * timing.took_s,
+        }
+        for branch, piece, timing in sorted(longest, key=lambda one: one[2].begin_s)
+    ]
+    left_out = len(timed) - len(bars)
+    return {"bars": bars, "num_left_out": left_out, "is_open": len(timed) <= MAX_OPEN_BARS}

@@ -11,7 +11,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any  # Any: IPython has no types
+from typing import Any  # Any: IPython has no types
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
 
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.views.capture import picture_of, streams_below
@@ -19,9 +23,6 @@ from sgl_vllm.lang.views.html import fragment_of
 from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.terminal import TerminalView
 from sgl_vllm.lang.waiting import waiting
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 MAX_PER_SECOND = 8
 
@@ -65,8 +66,6 @@ def _has_ended(stream: Stream) -> bool:
 def follow_in_terminal(stream: Stream, console: Console | None) -> None:
     """Redraw in place, as many of the last lines as fit, and print everything at the end. If the
     output is not a terminal, print only the end."""
-    from rich.console import Console
-    from rich.live import Live
 
     console = console or Console(highlight=False)
     drawn = TerminalView(picture_of(stream))
@@ -92,7 +91,6 @@ class _LastLines:
     view: TerminalView
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
 
         lines = console.render_lines(self.view, options, pad=False)
         for line in lines[-max(1, console.height - 1) :]:

@@ -12,7 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+from rich.tree import Tree
 
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
 from sgl_vllm.lang.views.picture import (
@@ -26,11 +30,6 @@ from sgl_vllm.lang.views.picture import (
 )
 from sgl_vllm.lang.views.svg import MAX_LANES
 from sgl_vllm.pages import visible
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.text import Text
-    from rich.tree import Tree
 
 STYLES = {
     "text": "",
@@ -66,9 +65,6 @@ class _Drawing:
 
     def content_of(self, branch: Branch) -> Iterable[RenderableType]:
         """A branch's blocks and status, one below the other."""
-        from rich.padding import Padding
-        from rich.text import Text
-
         for block in branch.blocks:
             match block:
                 case Turn(role, pieces, is_continued):
@@ -89,15 +85,9 @@ class _Drawing:
             yield self.error(branch.error)
 
     def error(self, message: str) -> Text:
-        from rich.text import Text
-
         return Text(f"✗ {visible(message)}", "bold red")
 
     def _fork(self, fork: Fork) -> Tree:
-        from rich.console import Group
-        from rich.text import Text
-        from rich.tree import Tree
-
         tree = Tree(Text(f"fork of {len(fork.branches)}", "dim"), guide_style="dim")
         for branch in fork.branches[:MAX_LANES]:
             status = f"{branch.status}, {branch.num_chars:,} characters"
@@ -114,8 +104,6 @@ class _Drawing:
         return tree
 
     def _text(self, pieces: Iterable[Piece]) -> Text:
-        from rich.text import Text
-
         line = Text()
         for piece in pieces:
             if piece.media is not None:
@@ -154,14 +142,10 @@ class _Drawing:
             line.append(f"[/{piece.kind}]", "dim")
 
     def usage_line(self, picture: Picture) -> Text:
-        from rich.text import Text
-
         running = "running · " if picture.root.status == "running" else ""
         return Text(f"{running}{picture.usage}", "dim")
 
     def legend(self) -> Text:
-        from rich.text import Text
-
         mark = ("grey", "on grey23") if self._has_color else "[cached]"
         meaning = ": in the server's cache when first sent (estimated from tokens)"
         return Text.assemble(mark, meaning, style="dim")

@@ -299,6 +299,13 @@ def test_run_raises_the_programs_own_error_unchanged():
     def divided(s, n):
         s += f"{n[0]}"
 
+    @sgl.function
+    def adds(s, end):
+        s += "x" + sgl.gen("a", n=2)
+        s += f"{s['a'] + end}"
+
+    with pytest.raises(TypeError, match="can only concatenate list"):
+        adds.compile(end="").run()
     with pytest.raises(IndexError):
         program.compile().run(n=1)
     with pytest.raises(TypeError, match="not subscriptable"):

@@ -22,9 +22,8 @@ from sgl_vllm.lang.transcript import Timing
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
-from sgl_vllm.lang.views.html import fragment_of
+from sgl_vllm.lang.views.html import MAX_BARS, duration, fragment_of
 from sgl_vllm.lang.views.picture import Branch, Fork, Picture, Piece, Turn
-from sgl_vllm.lang.views.timings import MAX_BARS, duration
 from tests.unit.lang.parsed_html import Parsed, slices
 from tests.unit.lang.scripted import ScriptedBackend
 from tests.unit.lang.test_view import printed, ran, two_endings, weather, writing
@@ -163,7 +162,7 @@ def test_following_draws_at_most_eight_times_a_second_and_only_what_is_new() -> 
         async def generate(self, request):
             for number in range(150):
                 request.watch("x", None)
-                await asyncio.sleep(0.002 if number < 149 else 0.5)
+                await asyncio.sleep(0.002 if number < 149 else 0.8)
             return await super().generate(request)
 
     @sgl.function
@@ -177,7 +176,7 @@ def test_following_draws_at_most_eight_times_a_second_and_only_what_is_new() -> 
     times_s = [time_s for time_s, _ in drawn]
     assert all(later - sooner > 0.12 for sooner, later in pairwise(times_s))
     lengths = [sum(b.num_chars for b in picture.all_branches) for _, picture in drawn]
-    assert 1 + 150 in lengths and len(drawn) <= 8  # none in the half second without news
+    assert 1 <= lengths.count(1 + 150) <= 3  # no more in the time without news
     assert all(not stream.listeners for stream in [state._stream, *state._stream.children])
 
 
