@@ -142,21 +142,13 @@ def answer(coroutine):
 
 def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
     ids = answer(engine.tokenize(TextPrompt(LONG)))
-    tokens = [5, 17, 300]
-    logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
-    rows, _ = answer(engine.prompt_logprobs([[*ids, token] for token in tokens], len(ids)))
-    assert logprobs == pytest.approx([row[0] for row in rows], abs=1e-3)
-    assert [cost.completion_tokens for cost in costs] == [1]
-
-
-def test_more_next_tokens_than_one_request_may_ask_for_are_two(engine):
-    ids = answer(engine.tokenize(TextPrompt(LONG)))
-    tokens = [*range(300, 500), 305]
+    tokens = [*range(300, 500), 305]  # more than one request may ask for
     logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
     assert [cost.completion_tokens for cost in costs] == [1, 1]
-    for place in (0, 127, 128, 200):
-        [[alone], _] = answer(engine.next_token_logprobs(ids, [tokens[place]]))
-        assert logprobs[place] == pytest.approx(alone, abs=1e-3)
+    places = (0, 127, 128, 200)
+    asked = [[*ids, tokens[place]] for place in places]
+    rows, _ = answer(engine.prompt_logprobs(asked, len(ids)))
+    assert [logprobs[i] for i in places] == pytest.approx([row[0] for row in rows], abs=1e-3)
 
 
 def test_text_is_streamed(engine):
@@ -204,9 +196,6 @@ def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
     assert (program.run(backend=engine).usage.cached_prompt_tokens or 0) >= 32
     sgl.flush_cache(engine)
     assert program.run(backend=engine).usage.cached_prompt_tokens == 0
-
-
-def test_the_engine_says_what_it_is(engine):
     info = sgl.get_server_info(engine)
     assert (info.model, info.max_model_len) == (MODEL, MAX_MODEL_LEN)
     assert info.plugin is False and info.stats is None

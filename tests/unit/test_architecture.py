@@ -56,7 +56,6 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.routing.ranks",
     "sgl_vllm.routing.kv_events",  # decodes vLLM's own messages
     "sgl_vllm.lang.backends.engine",  # the backend that runs vLLM in the same process
-    "sgl_vllm.lang.backends.engine_requests",
 )
 
 MAY_NOT_IMPORT = {

@@ -1,7 +1,7 @@
 """The backend for a vLLM engine that this process starts, without a server.
 
-Owns the engine's lifetime (it starts on first use and ends with `close`) and runs requests on it.
-The translation into vLLM's objects is in `engine_requests.py`. vLLM is imported when the engine
+Owns the engine's lifetime (it starts on first use and ends with `close`), runs requests on it, and
+translates them and their outputs into vLLM's objects and back. vLLM is imported when the engine
 starts.
 """
 
@@ -11,44 +11,43 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast  # Any: options of vLLM's
 
 from sgl_vllm.lang.backends.base import Json, program_id
-from sgl_vllm.lang.backends.engine_requests import (
-    StreamedText,
-    chat_params,
-    generated,
-    logprobs_of,
-    one_token,
-    raise_as_backend_error,
-    raise_if_failed,
-    sampling_params,
-    token_logprob,
-    usage_of,
-)
 from sgl_vllm.lang.backends.on_vllm import (
+    ONE_TOKEN,
     Once,
     OnVLLM,
     generation_body,
     missed_by_cause,
     with_report,
 )
-from sgl_vllm.lang.backends.requests import GenAnswer, Generated, GenRequest, ServerInfo, Watch
+from sgl_vllm.lang.backends.requests import (
+    GenAnswer,
+    Generated,
+    GenRequest,
+    ServerInfo,
+    TokenLogprob,
+    Watch,
+)
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.request_keys import SEGMENTS
-from sgl_vllm.protocol.scoring import all_answers, in_requests
+from sgl_vllm.protocol.scoring import all_answers, in_requests, scored_rows
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.config import ModelConfig
     from vllm.inputs import EngineInput
-    from vllm.outputs import RequestOutput
+    from vllm.logprobs import LogprobsOnePosition
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.renderers.params import ChatParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _request_numbers = itertools.count(1)
@@ -160,14 +159,9 @@ class Engine(OnVLLM):
         except Exception as error:
             self._raise(error, refused=True)
         prompt_from = request.sampling.prompt_logprobs_from
-        if request.watch is None:
-            output = await self._run(engine, rendered, params)
-            texts = [generated(one) for one in sorted(output.outputs, key=lambda o: o.index)]
-            usage = usage_of([output])
-        else:
-            output, text, usage = await self._run_watched(engine, rendered, params, request.watch)
-            texts = [text]
-        usage = with_report(texts, usage, output.kv_transfer_params)
+        output = await self._run(engine, rendered, params, request.watch)
+        texts = [generated(one) for one in sorted(output.outputs, key=lambda o: o.index)]
+        usage = with_report(texts, usage_of([output]), output.kv_transfer_params)
         prompt_logprobs = () if prompt_from is None else output.prompt_logprobs or ()
         tokens = tuple(token_logprob(row) for row in list(prompt_logprobs)[prompt_from:] if row)
         return GenAnswer(tuple(texts), usage, tokens, output.request_id)
@@ -293,54 +287,49 @@ class Engine(OnVLLM):
         except Exception as error:
             self._raise(error, refused=True)
 
-    async def _run(self, engine: AsyncLLM, rendered: Json, params: SamplingParams) -> RequestOutput:
-        """The last output of one request. Cancelling this aborts the request."""
-        async with self._outputs(engine, rendered, params) as outputs:
-            return [output async for output in outputs][-1]
-
-    async def _run_watched(
-        self, engine: AsyncLLM, rendered: Json, params: SamplingParams, watch: Watch
-    ) -> tuple[RequestOutput, Generated, Usage]:
-        """One text, passed to `watch` as it arrives. The request is aborted if that returns
-        True."""
+    async def _run(
+        self, engine: AsyncLLM, rendered: Json, params: SamplingParams, watch: Watch | None = None
+    ) -> RequestOutput:
+        """The last output of one request. With `watch`, its only text is passed there as it
+        arrives. Cancelling this aborts the request, and so does `watch` if it returns True."""
         from vllm.sampling_params import RequestOutputKind
 
-        params.output_kind = RequestOutputKind.DELTA
-        streamed = StreamedText()
-        async with self._outputs(engine, rendered, params) as outputs:
-            async for output in outputs:
-                piece = streamed.add(output)
-                if piece and watch(piece, streamed.num_tokens):
-                    streamed.finish_reason = streamed.finish_reason or "length"
-                    break
-        first, last = streamed.first, streamed.last
-        assert first is not None and last is not None
-        if last.prompt_logprobs is None:  # only the first output has them
-            last.prompt_logprobs = first.prompt_logprobs
-        usage = replace(usage_of([first]), completion_tokens=streamed.num_tokens)
-        return last, streamed.generated(), usage
-
-    @contextlib.asynccontextmanager
-    async def _outputs(
-        self, engine: AsyncLLM, rendered: Json, params: SamplingParams
-    ) -> AsyncIterator[AsyncIterator[RequestOutput]]:
-        """The outputs of one request, which is aborted if they are left early."""
+        if watch is not None:
+            params.output_kind = RequestOutputKind.CUMULATIVE
         request_id = f"{program_id.get() or 'sgl'}-{next(_request_numbers)}"
         generating = engine.generate(cast("EngineInput", rendered), params, request_id)
-
-        async def checked(outputs: AsyncIterator[RequestOutput]) -> AsyncIterator[RequestOutput]:
-            async for output in outputs:
-                raise_if_failed(output, self.name)
-                yield output
-
+        num_shown = 0
         try:
             async with asyncio.timeout(self.timeout_s), contextlib.aclosing(generating) as outputs:
-                yield checked(outputs)
+                async for output in outputs:
+                    raise_if_failed(output, self.name)
+                    text = output.outputs[0]
+                    piece, num_shown = text.text[num_shown:], len(text.text)
+                    if watch is not None and piece and watch(piece, len(text.token_ids)):
+                        text.finish_reason = text.finish_reason or "length"
+                        break
         except Exception as error:
             self._raise(error)
+        return output
 
     def _raise(self, error: Exception, *, refused: bool = False) -> NoReturn:
-        raise_as_backend_error(error, self.name, self.timeout_s, refused=refused)
+        """Raise a failure as a BackendError. If the request was `refused`, the status is 400, as a
+        server's would be."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        status = None
+        if isinstance(error, BackendError):
+            raise error
+        if isinstance(error, TimeoutError):
+            problem = f"did not answer within {self.timeout_s:g} s: raise timeout_s"
+        elif isinstance(error, EngineDeadError):
+            problem = "has died; see its log. After close() it starts again when it is used"
+        elif refused or isinstance(error, (VLLMClientError, ValueError)):
+            problem, status = f"refused the request: {error}", 400
+        else:
+            problem = f"failed: {error.__cause__ or error!r}"
+        raise BackendError(f"{self.name} {problem}", status=status) from error
 
 
 @contextlib.contextmanager
@@ -372,3 +361,89 @@ def _place_segments(asked: Json, prompt: Prompt, rendered: str | None) -> None:
             contents = [message.content for message in prompt.messages]
             asked[SEGMENTS] = marks_in(rendered, contents, intervals_of(asked[SEGMENTS]))
         asked.update(with_length(asked, rendered))
+
+
+# --- requests as vLLM has them --------------------------------------------------------------------
+
+
+def sampling_params(config: ModelConfig, body: Json, num_prompt_tokens: int) -> SamplingParams:
+    """The options of a completion as vLLM's server would pass them to the engine. ValueError (or
+    one of vLLM's errors) for options that vLLM rejects."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    room = config.max_model_len - num_prompt_tokens
+    request = CompletionRequest.model_validate({"prompt": "rendered elsewhere", **body})
+    return request.to_sampling_params(
+        max_tokens=min(body.get("max_tokens", room), room),
+        default_sampling_params=config.get_diff_sampling_param(),
+    )
+
+
+def one_token(**options: Any) -> SamplingParams:  # any of vLLM's options
+    """The fewest tokens that vLLM generates: for requests that are about their prompt."""
+    from vllm import SamplingParams
+
+    return SamplingParams(**ONE_TOKEN, **options)
+
+
+def chat_params(
+    engine: AsyncLLM, prompt: ChatPrompt, media_io_kwargs: Json, template_kwargs: Json
+) -> ChatParams:
+    """How to render a chat, with the model's own template and what that takes."""
+    from vllm.renderers.params import ChatParams
+    from vllm.utils.mistral import is_mistral_tokenizer
+
+    multimodal = engine.model_config.multimodal_config
+    return ChatParams(
+        chat_template_kwargs={
+            **template_kwargs,
+            "add_generation_prompt": prompt.ending == "generate",
+            "continue_final_message": prompt.ending == "continue",
+            "tokenize": is_mistral_tokenizer(engine.renderer.tokenizer),
+        },
+        media_io_kwargs=media_io_kwargs or None,
+    ).with_defaults(default_media_io_kwargs=multimodal.media_io_kwargs if multimodal else None)
+
+
+# --- outputs -------------------------------------------------------------------------------------
+
+
+def generated(output: CompletionOutput) -> Generated:
+    logprobs = tuple(token_logprob(row) for row in output.logprobs or ())
+    return Generated(output.text, str(output.finish_reason), logprobs)
+
+
+def token_logprob(row: LogprobsOnePosition) -> TokenLogprob:
+    """One position: in vLLM's row, the token itself comes first, then the most likely ones."""
+    chosen = next(iter(row.values()))
+    top = tuple((one.decoded_token or "", one.logprob) for one in row.values())
+    return TokenLogprob(chosen.decoded_token or "", chosen.logprob, top)
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
+    """The cost of `outputs`, as one call."""
+    return Usage(
+        prompt_tokens=sum(len(output.prompt_token_ids or ()) for output in outputs),
+        cached_prompt_tokens=sum(output.num_cached_tokens or 0 for output in outputs),
+        completion_tokens=sum(len(one.token_ids) for output in outputs for one in output.outputs),
+        calls=1,
+    )
+
+
+def logprobs_of(output: RequestOutput, ending: Sequence[int]) -> tuple[float, ...]:
+    """The log-probabilities of the last tokens of a prompt, which are `ending`."""
+    rows = scored_rows(output.prompt_logprobs or [], ending)
+    return tuple(row[token].logprob for row, token in rows if row is not None)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def raise_if_failed(output: RequestOutput, name: str) -> None:
+    """Raise BackendError if the engine called `name` has failed a request. Where its format is the
+    reason, the engine says so in `stop_reason`."""
+    for one in output.outputs:
+        if one.finish_reason == "error" and isinstance(one.stop_reason, str):
+            raise BackendError(f"{name} refused the request: {one.stop_reason}", status=400)
+        if one.finish_reason == "error":
+            raise BackendError(f"{name} failed: its log has the error")

@@ -17,7 +17,7 @@ import pytest
 from fastapi.responses import PlainTextResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.engine_requests import raise_if_failed
+from sgl_vllm.lang.backends.engine import raise_if_failed
 from tests.unit.lang.services import (
     ANTHROPIC_ROUTES,
     OPENAI_ROUTES,

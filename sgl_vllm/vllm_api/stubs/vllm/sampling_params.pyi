@@ -66,6 +66,7 @@ class SamplingParams:
     def eos_token_id(self) -> int | None: ...  # [jump_forward]
 
 class RequestOutputKind(Enum):  # [jump_forward, engine_backend]
+    CUMULATIVE = ...  # [engine_backend]
     DELTA = ...
     FINAL_ONLY = ...
 
