@@ -164,7 +164,7 @@ def test_a_program_runs_with_its_arguments_and_is_shown(run: Run) -> None:
     assert "[select end]" in out
 
 
-def test_json_is_for_machines(run: Run, server: FakeServer) -> None:
+def test_json_is_for_machines(run: Run) -> None:
     status, out, _ = run("story.py", "--var", "animal=hare", "--json")
     assert status == 0
     shown = json.loads(out)
@@ -190,14 +190,12 @@ def test_json_is_for_machines(run: Run, server: FakeServer) -> None:
         ("animal=NaN", "'NaN'"),
     ],
 )
-def test_a_value_is_json_if_it_reads_as_json(
-    run: Run, folder: Path, given: str, shown: str
-) -> None:
+def test_a_value_is_json_if_it_reads_as_json(run: Run, given: str, shown: str) -> None:
     _, out, _ = run("one.py", "--var", given, "--json")
     assert json.loads(out)["text"] == shown
 
 
-def test_var_goes_over_vars(run: Run, folder: Path) -> None:
+def test_var_goes_over_vars(run: Run) -> None:
     _, out, _ = run("story.py", "--vars", "vars.json", "--var", "animal=hare", "--json")
     assert json.loads(out)["text"].startswith("A glad story of 1 about a hare.")
 
@@ -208,7 +206,7 @@ def test_sampling_is_the_default_of_every_gen(run: Run, server: FakeServer) -> N
     assert (body["temperature"], body["max_tokens"]) == (0.25, 7)
 
 
-def test_a_batch_runs_once_per_line(run: Run, folder: Path) -> None:
+def test_a_batch_runs_once_per_line(run: Run) -> None:
     status, out, errors = run("story.py", "--batch", "items.jsonl", "--var", "mood=odd", "--json")
     assert status == 0
     texts = [json.loads(line)["text"] for line in out.splitlines()]
@@ -217,7 +215,7 @@ def test_a_batch_runs_once_per_line(run: Run, folder: Path) -> None:
     assert "2/2" in errors  # the progress bar
 
 
-def test_a_failed_item_of_a_batch_is_reported_in_its_place(run: Run, folder: Path) -> None:
+def test_a_failed_item_of_a_batch_is_reported_in_its_place(run: Run) -> None:
     status, out, errors = run("fussy.py", "--batch", "words.jsonl")
     assert status == 1
     assert out.splitlines() == [
@@ -251,7 +249,7 @@ def test_a_recorded_run_is_played_back_without_a_server(run: Run, server: FakeSe
 
 
 def test_the_backend_that_the_file_sets_is_used_unless_an_url_is_given(
-    run: Run, folder: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(URL_VARIABLE)
     assert run("own.py")[0] == 0
@@ -263,12 +261,12 @@ def test_the_backend_that_the_file_sets_is_used_unless_an_url_is_given(
 # --- which program -------------------------------------------------------------------------------
 
 
-def test_of_several_programs_one_is_named(run: Run, folder: Path) -> None:
+def test_of_several_programs_one_is_named(run: Run) -> None:
     _, out, _ = run("two.py", "--program", "two", "--json")
     assert json.loads(out)["text"] == "two"
 
 
-def test_imported_programs_do_not_stand_in_the_way(run: Run, folder: Path) -> None:
+def test_imported_programs_do_not_stand_in_the_way(run: Run) -> None:
     _, out, _ = run("importing.py", "--json")
     assert json.loads(out)["text"] == "main"
     _, out, _ = run("importing.py", "--program", "two", "--json")
@@ -355,7 +353,7 @@ def test_a_failed_run_still_gives_its_json_and_page(run: Run, folder: Path) -> N
     assert "RuntimeError: enough" in (folder / "page.html").read_text()
 
 
-def test_an_error_in_a_branch_that_is_never_read_fails_the_run(run: Run, folder: Path) -> None:
+def test_an_error_in_a_branch_that_is_never_read_fails_the_run(run: Run) -> None:
     status, _, errors = run("branch.py")
     assert status == 1
     assert the_line(errors).startswith("gen 'x' in fork[1] failed")
