@@ -345,9 +345,12 @@ def record(version: str, outcome: Outcome) -> None:
 
 
 def recorded() -> dict[str, Outcome]:
-    """The results so far, by version."""
-    values = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return {version: Outcome(**values[version]) for version in values}
+    """The results so far, by version, of the files of tests that are still there."""
+    found = {}
+    for version, values in json.loads(RESULTS.read_text()).items():
+        files = {k: v for k, v in values["files"].items() if (ENGINE_TESTS / k).is_file()}
+        found[version] = Outcome(**{**values, "files": files})
+    return found
 
 
 def table_lines() -> Iterator[str]:
