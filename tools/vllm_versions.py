@@ -124,7 +124,7 @@ class Outcome:
         named = sorted(missing if has_most else self.files)
         names = ", ".join(f"`{name.removeprefix('test_').removesuffix('.py')}`" for name in named)
         but = "all but " if has_most else ""
-        return f"{len(everything - missing)} of {len(everything)} files: {but}{names}"
+        return f"{len(self.files)} of {len(everything)} files: {but}{names}"
 
 
 class Unavailable(Exception):
