@@ -14,6 +14,7 @@ Idea: admission by working sets (Denning, The working set model for program beha
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.programs.continuations import Context
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.manager import RadixKVCacheManager
 
 
+@dataclass(eq=False)
 class ContextHold:
     """Decides which requests wait because what they compute would evict contexts that will be
     continued soon.
@@ -40,11 +42,10 @@ class ContextHold:
         hold_s: in seconds.
     """
 
-    def __init__(self, radix: RadixKVCacheManager, programs: Programs, hold_s: float) -> None:
-        self._radix = radix
-        self._programs = programs
-        self._hold_s = hold_s
-        self._num_expected_blocks: int | None = None  # in this step, once it is asked for
+    _radix: RadixKVCacheManager
+    _programs: Programs
+    _hold_s: float
+    _num_expected_blocks: int | None = None  # in this step, once it is asked for
 
     def step_starts(self) -> None:
         self._num_expected_blocks = None

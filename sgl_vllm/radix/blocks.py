@@ -7,10 +7,12 @@ first (`eviction_order.py`). Pure: no vLLM, no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from sgl_vllm.radix.node import Node
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one tree.
 
@@ -22,12 +24,9 @@ class BlockTable:
         locked: ids of blocks that running requests or pins read.
     """
 
-    __slots__ = ("block_size", "locked", "owners")
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.owners: dict[int, Node] = {}
-        self.locked: set[int] = set()
+    block_size: int
+    owners: dict[int, Node] = field(default_factory=dict)
+    locked: set[int] = field(default_factory=set)
 
     @property
     def num_evictable(self) -> int:

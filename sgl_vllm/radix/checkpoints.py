@@ -32,6 +32,7 @@ Idea: Marconi (Pan et al., arXiv 2411.19379) keeps states where prefixes branch.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.radix.components.state_order import Kind
@@ -67,6 +68,7 @@ def stops_for(branches: Iterable[int], num_hit: int) -> tuple[int, ...]:
     return tuple(stops)
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """The checkpoints of one cache.
 
@@ -75,9 +77,8 @@ class Checkpoints:
         groups: without a recurrent group there are no checkpoints.
     """
 
-    def __init__(self, pool: RadixBlockPool, groups: Groups) -> None:
-        self._pool = pool
-        self._groups = groups
+    _pool: RadixBlockPool
+    _groups: Groups
 
     @staticmethod
     def cut_to_stop(record: RequestRecord, start: int, num_new_tokens: int) -> int:

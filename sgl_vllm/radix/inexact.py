@@ -21,6 +21,7 @@ class _Inexact:
     held: list[Sequence[KVCacheBlock]] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class InexactRequests:
     """The live requests with inexact KV, by their ids; false if there are none.
 
@@ -28,14 +29,9 @@ class InexactRequests:
         touch, free: take and give back a reference to blocks.
     """
 
-    def __init__(
-        self,
-        touch: Callable[[Sequence[KVCacheBlock]], None],
-        free: Callable[[Sequence[KVCacheBlock]], None],
-    ) -> None:
-        self._touch = touch
-        self._free = free
-        self._requests: dict[str, _Inexact] = {}
+    _touch: Callable[[Sequence[KVCacheBlock]], None]
+    _free: Callable[[Sequence[KVCacheBlock]], None]
+    _requests: dict[str, _Inexact] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._requests)

@@ -19,7 +19,7 @@ count below `end` shows it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from sgl_vllm.radix.groups import Groups
@@ -64,6 +64,7 @@ class Lost(NamedTuple):
     is_sharer: bool
 
 
+@dataclass(eq=False)
 class Loads:
     """The loads in flight of one cache, and the requests that share their blocks.
 
@@ -71,9 +72,8 @@ class Loads:
         groups: the KV-cache groups of the model.
     """
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._loads: dict[str, Load] = {}
+    _groups: Groups
+    _loads: dict[str, Load] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._loads)

@@ -16,6 +16,7 @@ request may not share. So a match of m tokens gives a hit of m - 1 there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.degrade import Guard
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 NO_HIT = HitPlan(NO_MATCH, [], [])
 
 
+@dataclass(eq=False)
 class Lookup:
     """The lookups of one cache, while its tree is on.
 
@@ -44,21 +46,12 @@ class Lookup:
         max_model_len: tokens of the longest request.
     """
 
-    def __init__(
-        self,
-        pool: RadixBlockPool,
-        copies: HitCopies,
-        misses: Misses,
-        explaining: Guard,
-        drafting: Drafting,
-        max_model_len: int,
-    ) -> None:
-        self._pool = pool
-        self._copies = copies
-        self._misses = misses
-        self._explaining = explaining
-        self.drafting = drafting
-        self._max_model_len = max_model_len
+    _pool: RadixBlockPool
+    _copies: HitCopies
+    _misses: Misses
+    _explaining: Guard
+    drafting: Drafting
+    _max_model_len: int
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix of `request`."""

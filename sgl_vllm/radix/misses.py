@@ -96,6 +96,10 @@ class MissCounters:
         "part_off",
     )
 
+    def add(self, cause: str, num_tokens: int) -> None:
+        """These tokens, which `missed_prompt_tokens` counts already, have this cause."""
+        setattr(self, cause, getattr(self, cause) + num_tokens)
+
 
 CAUSES = tuple(one.name for one in fields(MissCounters) if one.name != "missed_prompt_tokens")
 """Why a token was not read from the cache."""
@@ -261,7 +265,7 @@ class Misses:
             counters.missed_prompt_tokens += num_prompt_tokens - start
         for end, cause, _ in missed:
             if end > start:
-                setattr(counters, cause, getattr(counters, cause) + end - start)
+                counters.add(cause, end - start)
                 start = end
         explanations = self._explanations
         explanations[request_id] = Explanation(

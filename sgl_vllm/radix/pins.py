@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
@@ -52,6 +52,7 @@ def max_pinned_blocks(num_blocks: int, pin_share: float, longest_request: int) -
     return max(0, min(int(num_blocks * pin_share), num_blocks - longest_request))
 
 
+@dataclass(eq=False)
 class Pins:
     """The pins of one cache.
 
@@ -61,13 +62,12 @@ class Pins:
         max_pins: at most this many pins at a time.
     """
 
-    def __init__(self, pool: MarkedBlockPool, max_blocks: int, max_pins: int) -> None:
-        self.max_blocks = max_blocks
-        self.max_pins = max_pins
-        self._pool = pool
-        self._pins: dict[str, Pin] = {}
-        self._holders: dict[int, set[str]] = {}
-        """The pins that hold each pinned block."""
+    _pool: MarkedBlockPool
+    max_blocks: int
+    max_pins: int
+    _pins: dict[str, Pin] = field(default_factory=dict)
+    _holders: dict[int, set[str]] = field(default_factory=dict)
+    """The pins that hold each pinned block."""
 
     def all(self) -> dict[str, Pin]:
         """Every pin, by its id."""

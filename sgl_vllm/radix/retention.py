@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
@@ -31,6 +32,7 @@ class Left(NamedTuple):
     ended_s: float
 
 
+@dataclass(eq=False)
 class Retention:
     """The computed tokens of one cache's requests.
 
@@ -39,11 +41,10 @@ class Retention:
             tree.
     """
 
-    def __init__(self, pool: RadixBlockPool, groups: Groups, counters: RadixCounters) -> None:
-        self._pool = pool
-        self._groups = groups
-        self.counters = counters
-        self.left: list[Left] = []
+    _pool: RadixBlockPool
+    _groups: Groups
+    counters: RadixCounters
+    left: list[Left] = field(default_factory=list)
 
     def retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""

@@ -16,6 +16,7 @@ With recurrent layers a sibling can go on only where the leader leaves a checkpo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -57,6 +58,7 @@ class _Leader(NamedTuple):
     num_shared: int
 
 
+@dataclass(eq=False)
 class PrefillSharing:
     """Decides which requests wait for a leader: a request that was admitted in this step, or has
     not finished its prompt, and computes what both prompts begin with.
@@ -68,28 +70,21 @@ class PrefillSharing:
     steps, and not many.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        waiting: WaitingQueue[Request],
-        radix: RadixKVCacheManager,
-        min_saved_tokens: int,
-    ) -> None:
-        self.min_saved_tokens = min_saved_tokens
-        self.num_comparisons = 0
-        """Pairs of requests compared in this step."""
-        self._scheduler = scheduler
-        self._waiting = waiting
-        self._radix = radix
-        self._leader_of: dict[int, _Leader] = {}
-        """The leaders found in this step, by the next tokens of those that wait."""
-        self._leaders: WeakKeyDictionary[Request, _Leader] = WeakKeyDictionary()
-        """The last leader that each request has waited for."""
-        self._unfinished_prompts: list[Request] | None = None
-        """The requests that were prefilling when this step began; None until they are needed."""
-        self._num_steps = 0
-        self._overdue_since: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        """The step in which each request was first found overdue here."""
+    _scheduler: Scheduler
+    _waiting: WaitingQueue[Request]
+    _radix: RadixKVCacheManager
+    min_saved_tokens: int
+    num_comparisons: int = 0
+    """Pairs of requests compared in this step."""
+    _leader_of: dict[int, _Leader] = field(default_factory=dict)
+    """The leaders found in this step, by the next tokens of those that wait."""
+    _leaders: WeakKeyDictionary[Request, _Leader] = field(default_factory=WeakKeyDictionary)
+    """The last leader that each request has waited for."""
+    _unfinished_prompts: list[Request] | None = None
+    """The requests that were prefilling when this step began; None until they are needed."""
+    _num_steps: int = 0
+    _overdue_since: WeakKeyDictionary[Request, int] = field(default_factory=WeakKeyDictionary)
+    """The step in which each request was first found overdue here."""
 
     def step_starts(self) -> None:
         self._num_steps += 1

@@ -105,6 +105,7 @@ class _State:
     unused_since_s: float = 0.0
 
 
+@dataclass(eq=False)
 class StateOrder:
     """The states of one tree, each named by its first block.
 
@@ -116,15 +117,16 @@ class StateOrder:
     Invariant: a state is in one queue or in none.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    _clock: Callable[[], float]
+    _states: dict[int, _State] = field(default_factory=dict)
+    _num_tries: int = 0
+
+    def __post_init__(self) -> None:
         self._classes = {
             (kind, num_uses): _Class(_CHANCES.get((kind, num_uses), _CHANCE))
             for kind in Kind
             for num_uses in range(MAX_USES + 1)
         }
-        self._states: dict[int, _State] = {}
-        self._num_tries = 0
 
     def __contains__(self, state: int) -> bool:
         return state in self._states
