@@ -41,7 +41,7 @@ from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_record import is_first_admission
 from sgl_vllm.radix.retention import Retention
 from sgl_vllm.radix.snapshot import NO_CONTEXTS, Json, take_snapshot
-from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
+from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, gauges_of
 from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
@@ -407,22 +407,11 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
     # -- views --------------------------------------------------------------------------------
 
     def sections(self) -> Mapping[str, Any]:
-        tree = self.pool.tree
-        gauges = RadixGauges(
-            tree_nodes=tree.num_nodes,
-            tree_tokens=tree.num_tokens,
-            tree_blocks=tree.num_blocks,
-            tree_states=tree.num_states,
-            cache_tokens=self.groups.tokens_in(self.block_pool.num_gpu_blocks - 1),
-            occupied_tokens=self.groups.tokens_in(tree.num_blocks),
-            protected_tokens=self.groups.tokens_in(tree.num_locked_blocks),
-            pinned_tokens=self.groups.tokens_in(len(self.pins.block_ids)),
-            block_size=self.block_size,
-        )
+        num_blocks, num_pinned = self.block_pool.num_gpu_blocks - 1, len(self.pins.block_ids)
         return {
             "radix": copy.copy(self.counters),
             "evictions": copy.copy(self.pool.counters),
-            "cache": gauges,
+            "cache": gauges_of(self.pool.tree, self.groups, num_blocks, num_pinned),
             "misses": copy.copy(self.misses.counters),
         }
 

@@ -6,8 +6,13 @@ A counter or gauge declared here is shown in `/metrics` without further code.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sgl_vllm.counters import counter, gauge
+
+if TYPE_CHECKING:
+    from sgl_vllm.radix.groups import Groups
+    from sgl_vllm.radix.tree import RadixTree
 
 
 @dataclass(slots=True)
@@ -125,3 +130,18 @@ class RadixGauges:
     )
     pinned_tokens: int = gauge("Size of the pinned blocks.", unit="tokens")
     block_size: int = 0
+
+
+def gauges_of(tree: RadixTree, groups: Groups, num_blocks: int, num_pinned: int) -> RadixGauges:
+    """The size of a cache of `num_blocks`, of which `num_pinned` are pinned."""
+    return RadixGauges(
+        tree_nodes=tree.num_nodes,
+        tree_tokens=tree.num_tokens,
+        tree_blocks=tree.num_blocks,
+        tree_states=tree.num_states,
+        cache_tokens=groups.tokens_in(num_blocks),
+        occupied_tokens=groups.tokens_in(tree.num_blocks),
+        protected_tokens=groups.tokens_in(tree.num_locked_blocks),
+        pinned_tokens=groups.tokens_in(num_pinned),
+        block_size=groups.block_size,
+    )

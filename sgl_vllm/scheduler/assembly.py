@@ -86,7 +86,6 @@ class Parts:
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
     approximate: ApproximateReuse | None = None
-
     _at_moments: dict[Callable[..., Any], list[StepHooks]] = field(default_factory=dict, init=False)
 
     def have_changed(self) -> None:
