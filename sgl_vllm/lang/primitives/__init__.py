@@ -4,12 +4,11 @@ Each is an expression that writes the prompt with gen, select, fork and tool, as
 """
 
 from sgl_vllm.lang.primitives.agent import agent
-from sgl_vllm.lang.primitives.best_of import best_of
+from sgl_vllm.lang.primitives.contest import best_of, vote
 from sgl_vllm.lang.primitives.judge import judge
 from sgl_vllm.lang.primitives.map_reduce import map_reduce
 from sgl_vllm.lang.primitives.retry_until import retry_until
 from sgl_vllm.lang.primitives.tools import ToolCall
-from sgl_vllm.lang.primitives.vote import vote
 
 PRIMITIVES = ("agent", "best_of", "judge", "map_reduce", "retry_until", "vote")
 """The functions that make these expressions, by name."""

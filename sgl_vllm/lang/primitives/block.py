@@ -6,21 +6,15 @@ answers is written in a prompt with turns and in one without.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import TypeAlias
 
 from sgl_vllm.lang.api import assistant, gen, user
-from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Block, Expr, ExprList, RoleEnd, Value, names_made, parts_of
-from sgl_vllm.lang.operations import Continue
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Report, Transcript, Variable, meta_info
-
-T = TypeVar("T")
 
 Body: TypeAlias = Callable[[AsyncProgramState], Awaitable[Mapping[str, Variable]]]
 """Writes the prompt, and returns the variables that it makes."""
@@ -77,86 +71,6 @@ async def variables_of(
     if details:
         made[names[-1]] = reported(made[names[-1]], **details)
     return made
-
-
-async def call(s: AsyncProgramState, function: Callable[..., object], *args: object) -> Value:
-    """Call a function of the user's, plain or async, as a tool is called."""
-    return await s._stream.call(function, *args)
-
-
-@dataclass
-class Contest(Generic[T]):
-    """An answer that `n` branches write, of which one wins.
-
-    Args:
-        rate: gives what is known of a branch that has written its answer.
-        is_decided: whether no more branches are needed, asked whenever one has ended.
-        at_once: how many branches run at the same time (None: all).
-    """
-
-    answer: ExprList
-    names: tuple[str, ...]
-    n: int
-    rate: Callable[[AsyncProgramState], Awaitable[T]]
-    is_decided: Callable[[Contest[T]], bool]
-    at_once: int | None
-    ratings: dict[int, T] = field(default_factory=dict)
-    errors: dict[int, Exception] = field(default_factory=dict)
-    num_started: int = 0
-
-    @property
-    def num_left(self) -> int:
-        """The branches that have not ended."""
-        return self.n - len(self.ratings) - len(self.errors)
-
-    async def run(self, s: AsyncProgramState) -> ProgramGroup[AsyncProgramState]:
-        """Let the branches write until all have, or it is decided; those that still write then are
-        canceled. Raises the first branch's error if all fail."""
-        forks = s.fork(self.n)
-        running: dict[asyncio.Task[T], int] = {}
-        try:
-            while self.num_left and not self.is_decided(self):
-                while self.num_started < self.n and len(running) < (self.at_once or self.n):
-                    writing = asyncio.create_task(self._write(forks[self.num_started]))
-                    running[writing] = self.num_started
-                    self.num_started += 1
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                ended = next(task for task in running if task.done())
-                index = running.pop(ended)
-                try:
-                    self.ratings[index] = ended.result()
-                except ProgramError as error:
-                    self.errors[index] = error
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        if not self.ratings:
-            raise self.errors[min(self.errors)]
-        self.ratings = dict(sorted(self.ratings.items()))
-        return forks
-
-    async def _write(self, branch: AsyncProgramState) -> T:
-        branch += self.answer
-        await branch.sync()
-        return await self.rate(branch)
-
-    async def won(
-        self,
-        s: AsyncProgramState,
-        forks: ProgramGroup[AsyncProgramState],
-        index: int,
-        **details: Value,
-    ) -> dict[str, Variable]:
-        """Discard all branches but one, and let the prompt go on as it. Returns its variables."""
-        winner = forks[index]
-        await forks.first(lambda branch: branch is winner)
-        stream = winner._stream
-        s._stream.submit(Continue(stream, stream.read()), has_effect=True)
-        num_canceled = self.num_started - len(self.ratings) - len(self.errors)
-        return await variables_of(
-            winner, self.names, **details, num_started=self.num_started, num_canceled=num_canceled
-        )
 
 
 class Conversation:

@@ -12,7 +12,6 @@ from sgl_vllm.lang.primitives.block import (
     answer_of,
     at_least,
     block,
-    call,
     filled,
     variables_of,
 )
@@ -80,7 +79,7 @@ async def _error_in(
 ) -> str | None:
     """What is wrong with an answer; None if it is accepted."""
     try:
-        verdict = await call(s, check, value)
+        verdict = await s._stream.call(check, value)
     except Exception as error:
         return str(error) or type(error).__name__
     if isinstance(verdict, str):

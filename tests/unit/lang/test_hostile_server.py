@@ -112,7 +112,7 @@ def tasks() -> int:
 
 
 def body_threads() -> int:
-    return sum(t.name in ("sgl-vllm-body", "sgl-vllm-batch") for t in threading.enumerate())
+    return sum(t.name.startswith("sgl-vllm-body") for t in threading.enumerate())
 
 
 @contextlib.contextmanager
