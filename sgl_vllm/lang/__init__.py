@@ -2,8 +2,8 @@
 
 Imports neither vLLM nor torch. From a program to the server, the modules are::
 
-    function, program     @function, and trace, compile, reordered
-    runnable              run, run_batch, and their async variants
+    program               @function, and trace, compile, reordered
+    runnable, options     run, run_batch, and their async variants; their options
     api, ir, constraints  gen, select, ...: the expressions that a program appends
     state, group          the prompt `s`, its variables, and the branches of a fork
     batch, body, run      calling the function, once or for many items; what a run's streams share

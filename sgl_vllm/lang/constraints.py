@@ -190,13 +190,15 @@ def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:
     Accepts a dict, JSON text, a pydantic model class, a dataclass or a TypedDict. Before Python
     3.12, pydantic requires the TypedDict of typing_extensions.
     """
-    if isinstance(schema, str):
-        return Constraint(JSON_SCHEMA, _checked_schema(schema)), None
-    if isinstance(schema, Mapping):
+    if isinstance(schema, str | Mapping):
         try:
-            return Constraint(JSON_SCHEMA, json.dumps(schema)), None
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            is_schema = isinstance(json.loads(text), dict | bool)
         except (TypeError, ValueError) as error:
             raise ValueError(f"json_schema is not valid JSON ({error}): {schema!r}") from None
+        if not is_schema:
+            raise ValueError(f"json_schema must be a JSON object, not {schema!r}")
+        return Constraint(JSON_SCHEMA, text), None
     model: Any = schema  # a class with pydantic's methods, if it has them
     if hasattr(model, "model_json_schema"):
         text = json.dumps(model.model_json_schema())
@@ -212,16 +214,6 @@ def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:
         "json_schema must be a dict, a JSON string, or a class: a pydantic model, a dataclass or "
         "a TypedDict"
     )
-
-
-def _checked_schema(text: str) -> str:
-    try:
-        schema = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"json_schema is not valid JSON ({error}): {text!r}") from None
-    if not isinstance(schema, (dict, bool)):
-        raise ValueError(f"json_schema must be a JSON object, not {text!r}")
-    return text
 
 
 ARGUMENTS: dict[str, Callable[[Any], tuple[Constraint, Reader | None]]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sgl_vllm.lang.ir import Gen, Tool, parts_of
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, SetVariable
@@ -18,14 +19,9 @@ from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, MAX_STEPS, MAX_TOOL_CH
 _GEN_MAKERS = ("gen", "gen_int", "gen_string")
 
 
-@dataclass(frozen=True, slots=True)
-class Generations:
-    """The generations of a graph.
-
-    Attributes:
-        steps: what is sent.
-        of_node: by the index of a node, which steps its generations are, in order.
-    """
+class Generations(NamedTuple):
+    """The generations of a graph: `steps` are sent, and `of_node` has, by the index of a node,
+    which steps its generations are, in order."""
 
     steps: StepGraph
     of_node: Mapping[int, tuple[int, ...]]
@@ -33,13 +29,8 @@ class Generations:
 
 @dataclass(slots=True)
 class _Prompt:
-    """One stream, as far as it has been walked.
-
-    Attributes:
-        last: its last step.
-        tool: the first that was called since then.
-        waits_for: steps of others whose answers it has got since then.
-    """
+    """One stream, as far as it has been walked: its last step, the first tool that was called since
+    then, and the steps of others whose answers it has got since then."""
 
     last: int | None = None
     tool: str | None = None

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
-from hypothesis import HealthCheck, given, note, settings
-from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.tracing.errors import TraceError
-from tests.effort import examples
 from tests.unit.lang.conftest import LONG
-from tests.unit.lang.random_programs import program_of, sources
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -242,30 +236,6 @@ def test_texts_that_are_put_together_for_one_append_are_not_taken_for_those_of_a
 
     for _ in range(20):
         assert program.compile().run(a="").ret_value == [*"01234567"]
-
-
-@given(sources(), st.text("abct", max_size=5), st.integers(1, 9))
-@settings(
-    max_examples=examples(50),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_random_programs_compiled_give_what_they_give_interpreted(
-    server, monkeypatch, source, a, k
-):
-    # Otherwise a call more is counted where a tool takes long on a busy machine.
-    monkeypatch.setattr(sgl.global_config, "enable_prefill_during_tools", False)
-    server.reply = lambda prompt: f"<{zlib.crc32(prompt.encode()) % 1000}>"
-    server.logprob = lambda token, position: -((token * 7 + position) % 5) - 0.125
-    note(source.text)
-    program = program_of(source.text)
-    expected = facts_or_error(lambda: program.run(a=a, k=k))
-    ordinary = program_of(source.text.replace("read_only_tool", "tool"))
-    assert facts_or_error(lambda: ordinary.run(a=a, k=k)) == expected
-    for known, others in (({}, {"a": a, "k": k}), ({"a": a, "k": k}, {})):
-        compiled = compiled_unless_it_fails(program, expected, **known)
-        if compiled is not None:
-            assert facts_or_error(lambda: compiled.run(**others)) == expected  # noqa: B023
 
 
 # --- arguments and errors ------------------------------------------------------------------------

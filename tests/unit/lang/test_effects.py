@@ -214,7 +214,7 @@ def shuffling(seed: int) -> ScriptedBackend:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_random_programs_call_the_same_tools_in_an_order_that_the_plain_one_allows(
+def test_random_programs_compiled_give_the_same_and_call_tools_in_an_order_that_is_allowed(
     monkeypatch, source, a, k, seed
 ):
     # Otherwise a call more is counted where a tool takes long on a busy machine.
@@ -223,6 +223,11 @@ def test_random_programs_call_the_same_tools_in_an_order_that_the_plain_one_allo
     plain, compiled = Log(), Log()
     asking = program_of(source.text, plain, notes_asked=True)
     expected = facts_or_error(lambda: asking.run(a=a, k=k, backend=shuffling(seed)))
+    known = compiled_unless_it_fails(program_of(source.text), expected, a=a, k=k)
+    if known is not None:
+        assert facts_or_error(lambda: known.run(backend=shuffling(seed))) == expected
+    ordinary = program_of(source.text.replace("read_only_tool", "tool"))
+    assert facts_or_error(lambda: ordinary.run(a=a, k=k, backend=shuffling(seed))) == expected
     program = compiled_unless_it_fails(program_of(source.text, compiled), expected)
     if program is None:
         return
