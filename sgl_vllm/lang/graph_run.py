@@ -29,22 +29,8 @@ from sgl_vllm.lang.operations import has_effect as calls_a_function
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.steps import Generations
 from sgl_vllm.lang.stream import Stream
-from sgl_vllm.lang.tracing.nodes import (
-    Evaluate,
-    Fork,
-    Join,
-    Node,
-    ReadPrompt,
-    SetVariable,
-    Write,
-)
-from sgl_vllm.lang.tracing.standin import (
-    Definition,
-    Leaf,
-    StandIn,
-    concatenation,
-    definitions_in,
-)
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, ReadPrompt, SetVariable, Write
+from sgl_vllm.lang.tracing.standin import Definition, Leaf, StandIn, concatenation, definitions_in
 from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.lang.transcript import Variable, meta_info
 from sgl_vllm.protocol.step_graph import StepName

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from sgl_vllm.lang.constraints import Choices, Reader, choices_of
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, GenOptions
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.tracing.trace import Graph
@@ -31,7 +30,11 @@ REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"[\w\d\s]*\""
 
-_GEN = inspect.signature(core.gen)
+_POSITIONS = (
+    *("name", "max_tokens", "min_tokens", "n", "stop", *GenOptions.__annotations__),
+    *("dtype", "choices", "choices_method", "regex", "json_schema"),
+)
+"""The arguments of `gen` by their places."""
 
 
 class SglFunction(Program):
@@ -108,8 +111,10 @@ def gen(*args: Any, **kwargs: Any) -> Gen | Select:
     class, because it was cut off, is the variable as it is. `dtype` wins over `regex`, with a
     warning. `max_tokens=0` generates one token, the fewest that vLLM generates.
     """
-    given = dict(_GEN.bind(*args, **kwargs).arguments)
-    given |= given.pop("sampling", {})
+    given = dict(zip(_POSITIONS, args, strict=False))
+    if len(given) < len(args) or given.keys() & kwargs.keys():
+        raise TypeError("gen() got too many positional arguments, or one argument twice")
+    given |= kwargs
     choices, method = given.pop("choices", None), given.pop("choices_method", None)
     if choices:
         return select(given.get("name"), choices, choices_method=method)

@@ -19,15 +19,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
-from sgl_vllm.lang.views.picture import (
-    Branch,
-    Fork,
-    Join,
-    Picture,
-    Piece,
-    Turn,
-    join_line,
-)
+from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, join_line
 from sgl_vllm.lang.views.svg import MAX_LANES
 from sgl_vllm.pages import visible
 

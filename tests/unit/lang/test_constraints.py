@@ -18,12 +18,7 @@ from pydantic import BaseModel
 import sgl_vllm as sgl
 from sgl_vllm.fsm.errors import UnsupportedPatternError
 from sgl_vllm.fsm.regex import full_match
-from sgl_vllm.lang.constraints import (
-    Constraint,
-    ConstraintKind,
-    dtype_constraint,
-    regex_constraint,
-)
+from sgl_vllm.lang.constraints import Constraint, ConstraintKind, dtype_constraint, regex_constraint
 from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.sampling import Sampling
 

@@ -98,6 +98,10 @@ def test_a_typed_text_that_was_cut_is_the_variable(server: FakeServer, endpoint)
 
 
 def test_options_have_sglangs_meanings() -> None:
+    placed: Any = sgl.gen("x", 16, None, 1, "\n", None, None, 0.5)
+    assert (placed.sampling.max_new_tokens, placed.sampling.temperature) == (16, 0.5)
+    with pytest.raises(TypeError, match="one argument twice"):
+        sgl.gen("x", 16, max_tokens=3)
     with pytest.warns(UserWarning, match="regex is ignored"):
         made = sgl.gen("x", dtype=int, regex="a+")
     assert made == sgl.gen("x", dtype=int)
