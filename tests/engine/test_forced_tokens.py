@@ -33,7 +33,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "card": {"regex": CARD},
     "letter": {"regex": LETTER},
     "nothing to decide": {"regex": "Nothing is left to decide here"},
-    "decided at the end": {"regex": "The end is (near|far away|not yet in sight)"},
     "cut inside a character": {"regex": r'\{"city": "(München|Mönchengladbach|東京|杭州)"\}'},
     "optional spaces": {"regex": r"a {0,3}b {1,2}(cc|cd)+ ?e"},
     "numbers": {"regex": r"total: -?(3|31|314)(\.14159)?, exactly 20(24|25)-01-01"},
@@ -59,7 +58,6 @@ FORMATS: dict[str, dict[str, Any]] = {
             "additionalProperties": False,
         }
     },
-    "choices": {"grammar": 'root ::= "Paris in France" | "Parma" | "Paris in Texas"'},
     "a grammar": {
         "grammar": 'root ::= "Answer: " item ("; also: " item)* "."\nitem ::= [a-z]{2,4} " times"'
     },

@@ -49,16 +49,6 @@ def test_a_count_above_its_bound_costs_nothing(structured: StructuredOutputsPara
     assert psutil.Process().memory_info().rss < before + (32 << 20)
 
 
-def test_other_formats_are_validated_as_before() -> None:
-    validate = backend_xgrammar.validate_xgrammar_grammar
-    validate(SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "array"})))
-    with pytest.raises(VLLMValidationError, match="Failed to transform json schema"):
-        wrong = StructuredOutputsParams(json={"type": "array", "minItems": 3, "maxItems": 1})
-        validate(SamplingParams(structured_outputs=wrong))
-    with pytest.raises(VLLMValidationError, match="Invalid JSON"):
-        validate(SamplingParams(structured_outputs=StructuredOutputsParams(json="{")))
-
-
 ENGINE: Any = SimpleNamespace(
     input_processor=SimpleNamespace(
         model_config=SimpleNamespace(is_diffusion=False),

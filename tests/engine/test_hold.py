@@ -109,13 +109,6 @@ def test_a_context_that_does_not_come_back_in_time_is_not_waited_for(clock: Stop
     assert not server.is_waiting
 
 
-def test_by_default_nothing_waits_and_nothing_is_learned(clock: StoppedTime) -> None:
-    server = Server(clock, hold_s=0.0)
-    server.serve(words(1200))
-    assert not server.must_wait()
-    assert server.machine.scheduler.parts.programs.num_expected_blocks() == 0
-
-
 def test_a_context_that_ends_is_not_waited_for_and_goes_first(clock: StoppedTime) -> None:
     server = Server(clock)
     older = server.serve(words(384))

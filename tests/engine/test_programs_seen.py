@@ -103,14 +103,6 @@ def test_names_of_tools_are_shown_with_the_texts_of_prompts_only(shows_text: boo
     assert "secret" not in repr(tree)
 
 
-@pytest.mark.parametrize("off", ["radix", "schedule"])
-def test_without_the_parts_that_know_nothing_is_said(off: str) -> None:
-    machine = Machine({off: False})
-    serve(machine, words(64), extra_args={"sgl_next_tool": "bash"})
-    assert machine.scheduler.sgl_vllm.stats().programs is None
-    assert "programs" not in machine.scheduler.sgl_vllm.tree()
-
-
 # -- steps of graphs -------------------------------------------------------------------------------
 
 

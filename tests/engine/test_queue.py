@@ -191,21 +191,6 @@ def test_the_number_of_requests_matched_in_a_step_is_bounded(monkeypatch):
     assert len(machine.ended) > 20
 
 
-def test_what_was_popped_in_a_step_is_scored_in_a_later_one():
-    """Ordering in the middle of a step may score while popped requests are not scored yet."""
-    machine = Machine()
-    for _ in range(MAX_SCORED + 36):
-        machine.add(words(40))
-    queue = machine.scheduler.parts.queue
-    queue.before_schedule([])
-    popped = [queue.pop_request() for _ in range(MAX_SCORED + 35)]
-    queue._scores.refresh()
-    assert not queue.num_errors
-    queue.prepend_requests(reversed(popped))
-    machine.run()
-    assert not queue.num_errors and len(machine.ended) == MAX_SCORED + 36
-
-
 # -- hints ----------------------------------------------------------------------------------------
 
 

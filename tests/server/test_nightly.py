@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import counts
+from benchmarks import agent_programs, counts
 from benchmarks.ab import __main__ as ab
 from benchmarks.ab.result import Figures
 from sgl_vllm.vllm_api.versions import SUPPORTED_VERSIONS, release_of
@@ -55,6 +55,25 @@ def test_an_image_is_computed_once_for_all_questions_about_it(
     unique = content["limits"]["unique_prompt_tokens"]
     assert 2 * 256 < unique <= sgl["computed_prompt_tokens"] <= 1.02 * unique
     assert stock["computed_prompt_tokens"] > 2 * sgl["computed_prompt_tokens"]
+
+
+def test_tools_that_are_called_early_save_their_time_and_at_most_a_block_is_computed_twice(
+    tmp_path,
+):
+    """A request that arrives while the last block of its prefix is being computed does not find
+    that block, of 32 tokens, in each of two runs."""
+    assert agent_programs.main(["--quick", "--json", str(tmp_path / "result.json")]) == 0
+    results = {one["program"]: one for one in json.loads((tmp_path / "result.json").read_text())}
+    assert set(results) == {"research", "review", "repair"}
+    for result in results.values():
+        assert set(result["seconds"]) == set(agent_programs.WAYS)
+        assert result["num_different"] == 0
+        assert max(result["wasted_tokens"].values()) < 2 * 32
+    assert results["repair"]["prefilled_tokens"][agent_programs.MARKED] > 0
+    # Three of its four tools, of 50 to 500 ms each, may run at the same time.
+    seconds = results["repair"]["seconds"]
+    early = max(seconds[agent_programs.MARKED], seconds[agent_programs.COMPILED])
+    assert early < seconds[agent_programs.ORDINARY]
 
 
 def test_every_workload_costs_what_is_written_down(capsys: pytest.CaptureFixture[str]) -> None:
