@@ -31,6 +31,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", API_KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README", "docs/guide", "docs/moving"])
 def test_a_page_prints_what_it_says(compact_server, key, page: str, tmp_path: Path) -> None:
     blocks = list(blocks_of(ROOT / f"{page}.md"))
