@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 # Any: what a user's predicate returns
@@ -112,8 +112,10 @@ class ProgramGroup(Shown, Generic[StateT]):
         parent = self._parent._stream
         streams = [state._stream for state in self._states]
         if mode == "gather_variable":
-            written = [stream.written for stream in streams]
-            for name in names_to_gather(written, parent.variables, self.gathers_known_names):
+            names = dict.fromkeys(name for stream in streams for name in stream.written)
+            for name in names:
+                if name in parent.variables and not self.gathers_known_names:
+                    continue
                 writers = tuple(s for s in streams if name in s.written)
                 futures = tuple(s.variables[name] for s in writers)
                 parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
@@ -180,19 +182,6 @@ class ProgramGroup(Shown, Generic[StateT]):
                 state._stream.discard()
         self._states = [winner]
         return winner
-
-
-def names_to_gather(
-    written: Iterable[Iterable[str]], known: Container[str], gathers_known_names: bool
-) -> list[str]:
-    """The variables that a join brings back, in the order in which the branches set them.
-
-    Args:
-        written: the names that each branch has set.
-        known: the names that the parent has.
-    """
-    names = dict.fromkeys(name for branch in written for name in branch)
-    return [name for name in names if gathers_known_names or name not in known]
 
 
 def _raise_if_all_failed(reads: Sequence[Future[Transcript]]) -> None:

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
@@ -22,7 +23,7 @@ from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, result_of
 from sgl_vllm.lang.operations import Branch
-from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
+from sgl_vllm.lang.ordering import PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
 
@@ -37,6 +38,7 @@ _process = uuid.uuid4().hex[:8]
 _run_numbers = itertools.count(1)
 
 
+@dataclass(eq=False)
 class Run:
     """One run of a program, from its first stream to the end of its last.
 
@@ -49,27 +51,19 @@ class Run:
     Invariant: once `cancel_reason` is set, no operation of the run starts any more.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        defaults: Sampling,
-        background: BackgroundLoop,
-        *,
-        program: str = "",
-        is_streamed: bool = False,
-        num_api_spec_tokens: int | None = None,
-        planned_orders: PlannedOrders = NOTHING_PLANNED,
-    ) -> None:
+    backend: Backend
+    defaults: Sampling
+    background: BackgroundLoop
+    _: KW_ONLY
+    program: str = ""
+    is_streamed: bool = False
+    num_api_spec_tokens: int | None = None
+    planned_orders: PlannedOrders = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
-        self.backend = backend
-        self.defaults = defaults
-        self.background = background
-        self.is_streamed = is_streamed
-        self.num_api_spec_tokens = num_api_spec_tokens
-        self.planned_orders = planned_orders
-        self.lookahead = Lookahead(program, ended_prompts)
+        self.lookahead = Lookahead(self.program, ended_prompts)
         self.usage = Usage()
-        self.program = program
         self._began_s = time.monotonic()
         self.streams: list[Branch] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
