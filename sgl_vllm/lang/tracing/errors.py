@@ -59,11 +59,8 @@ def package_of(names: Mapping[str, Any]) -> str:
 
 
 class TraceError(Exception):
-    """A program cannot be traced beyond one place, which the message names.
-
-    `filename`, `line` and `expression` are that place. `graph` is what was traced before it, or
-    None if nothing could be.
-    """
+    """A program cannot be traced beyond one place, which the message names: `filename`, `line` and
+    `expression`. `graph` is what was traced before it, or None if nothing could be."""
 
     def __init__(
         self, reason: str, advice: str, filename: str = "", line: int = 0, expression: str = ""
@@ -71,9 +68,7 @@ class TraceError(Exception):
         place = f"{filename}:{line}: " if filename else ""
         shown = f"`{expression}`: " if expression else ""
         super().__init__(f"{place}{shown}{reason}" + (f" ({advice})" if advice else ""))
-        self.reason = reason
-        self.filename = filename
-        self.line = line
+        self.reason, self.filename, self.line = reason, filename, line
         self.expression = expression
         self.graph: Any = None
 

@@ -1,9 +1,8 @@
 """Keeps a traced program from having effects: ends the trace before it calls what may have one.
 
 Owns the list of what a program may call while it is traced. Watches its calls with
-`sys.setprofile`, in the thread of the trace alone. It does not see what a program assigns: a
-global, or an item or attribute of an object from outside. Nor does it see the call of a type that
-is written in C.
+`sys.setprofile`, in the trace's thread alone. It sees neither what a program assigns (a global, an
+item or attribute of an object from outside) nor the call of a type that is written in C.
 """
 
 from __future__ import annotations

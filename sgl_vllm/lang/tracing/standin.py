@@ -32,8 +32,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a run gives: the argument `name`, an aspect of a definition, or the state of the stream
-    of that number."""
+    """What a run gives: an argument, an aspect of a definition, or the state of a stream."""
 
     aspect: Literal["argument", "value", "meta", "text", "messages", "state"]
     name: str | None = None
@@ -56,14 +55,12 @@ class Leaf:
 class Recorded:
     """A prompt of a traced program."""
 
-    def as_standin(self) -> StandIn:
-        raise NotImplementedError
+    as_standin: Callable[[], StandIn]
 
 
 @dataclass
 class Notes:
-    """What one trace notes: stand-ins that were written into text, and the steps of the function
-    (see `Graph`)."""
+    """What a trace notes: stand-ins written into text, and the function's steps (see `Graph`)."""
 
     formatted: list[StandIn] = field(default_factory=list)
     steps: list[StandIn] = field(default_factory=list)
@@ -79,9 +76,8 @@ _TEXT_METHODS = frozenset(["lower", "lstrip", "replace", "rstrip", "strip", "tit
 class StandIn(Expr):
     """Stands for a value that only a run knows: a leaf, or `operation` of `args` and `kwargs`.
 
-    A program may append it, add to it, write it in an f-string, index it, and call some methods of
-    texts. Everything else needs the value, and ends the trace. Names begin with an underscore,
-    because all others are attributes of the value.
+    A program may append it, add to it, format it, index it, and call some methods of texts. All
+    else needs the value, and ends the trace. Other names than `_names` are the value's attributes.
     """
 
     _leaf: Leaf | None = None
@@ -103,8 +99,9 @@ class StandIn(Expr):
         self._args = tuple(fixed(arg) for arg in args)
         self._kwargs = {key: fixed(arg) for key, arg in (kwargs or {}).items()}
         self._is_text, self._is_expr = is_text, is_expr
-        given = [*filter(is_standin, (*self._args, *self._kwargs.values()))]
-        self._leaves: dict[Leaf, None] = {leaf: None for part in given for leaf in part._leaves}
+        given = (*self._args, *self._kwargs.values())
+        found = (leaf for part in given if isinstance(part, StandIn) for leaf in part._leaves)
+        self._leaves: dict[Leaf, None] = dict.fromkeys(found)
         if is_tracing():
             notes.get().steps.append(self)
 
@@ -144,7 +141,11 @@ class StandIn(Expr):
             raise AttributeError(name)
         if name not in _TEXT_METHODS:
             asks_for(self, f"attribute {name!r}")
-        return lambda *args: StandIn(f".{name}", functools.partial(_call, name), (self, *args))
+
+        def call(text: Value, *args: Value) -> Value:
+            return getattr(text, name)(*args)
+
+        return lambda *args: StandIn(f".{name}", call, (self, *args))
 
     def _refuse(self, *_: object) -> NoReturn:
         asks_for(self, "value")
@@ -152,14 +153,6 @@ class StandIn(Expr):
     __str__ = __repr__
     __bool__ = __len__ = __iter__ = __contains__ = __int__ = __float__ = __index__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bytes__ = _refuse
-
-
-def _call(name: str, text: Value, *args: Value) -> Value:
-    return getattr(text, name)(*args)
-
-
-def is_standin(value: object) -> bool:
-    return isinstance(value, StandIn)
 
 
 def asks_for(value: StandIn, what: str) -> NoReturn:
@@ -218,7 +211,7 @@ _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 def pieces_of(value: Value) -> list[Value]:
     """The parts of a text: known text, and stand-ins for the rest. Stops where the text of a value
     was changed after it was written, because the value itself would change otherwise."""
-    if is_standin(value) and value._operation == "concat":
+    if isinstance(value, StandIn) and value._operation == "concat":
         return [*value._args]
     if not isinstance(value, str):
         return [value]
@@ -228,7 +221,7 @@ def pieces_of(value: Value) -> list[Value]:
     if any(map(holds_standin, parts[::2])):
         refuse_text("characters")
     parts[1::2] = [notes.get().formatted[int(number)] for number in parts[1::2]]
-    return [part for part in parts if is_standin(part) or part]
+    return [part for part in parts if isinstance(part, StandIn) or part]
 
 
 _CONTAINERS: dict[type, Callable[..., Any]] = {
@@ -257,7 +250,7 @@ def holds_standin(value: Value) -> bool:
 
 def fixed(value: Value) -> Value:
     """`value` as a graph has it. What holds a stand-in becomes an operation that makes it anew."""
-    if is_standin(value) or not holds_standin(value):
+    if isinstance(value, StandIn) or not holds_standin(value):
         return value
     match value:
         case Recorded():

@@ -30,10 +30,9 @@ MAX_S = 10.0
 class Graph:
     """What a program does, as far as that does not depend on what only a run knows.
 
-    `nodes` are in the program's order, which is an order that can run: every node reads only what
-    earlier nodes write. `parameters` are the arguments that are unknown, `known` the names of the
-    others. `returned` is what the program returns. `stopped` says why the graph ends before the
-    program does, if it does.
+    `nodes` are in the program's order: every node reads only what earlier nodes write. `parameters`
+    are the unknown arguments, `known` the names of the others. `stopped` says why the graph ends
+    before the program does, if it does.
 
     `steps` are what the program's function does itself, in its order: what it waits for, and the
     values that it computes. What calls functions of the user's runs after the steps before it.
