@@ -94,6 +94,7 @@ class Lookup:
             self._misses.not_looked_up(request.num_prompt_tokens, "skipped")
             return None
         tree, match = self._pool.tree, self._pool.match(record)
+        record.used, record.num_found = NO_MATCH, 0
         if self._pool.groups.recurrent:
             self._note_stops(record, match, limit)
         num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)

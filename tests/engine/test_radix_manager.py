@@ -53,6 +53,18 @@ def test_what_an_asynchronous_load_never_brought_is_not_found(status):
     assert cache.hit([*PREFIX, 1]) == 0
 
 
+def test_what_only_an_earlier_lookup_found_leaves_with_the_request():
+    cache = Cache(has_connector=True, hashes=True)
+    cache.serve(PREFIX)
+    request = cache.request([*PREFIX, 7])
+    assert cache.look_up(request)[1] == len(PREFIX)  # and it is not admitted
+    assert cache.manager.reset_prefix_cache()
+    assert cache.allocate(request) == 0
+    request.status = RequestStatus.PREEMPTED  # in the same step, before anything is computed
+    cache.manager.free(request)
+    assert cache.hit([*PREFIX, 1]) == 0
+
+
 @pytest.mark.parametrize("external", [16, 20, 6])
 def test_of_what_is_found_and_then_loaded_only_the_first_is_sure(external):
     """Some connectors load parts of blocks."""
