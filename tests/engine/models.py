@@ -247,7 +247,7 @@ def _recurrent(kind: str, config: dict[str, Any], block_size: int, **more: Any) 
         "enable_prefix_caching": True,
         "dtype": "bfloat16" if "tolerance" in more else "float32",
     }
-    sizes = {"chunk_sizes": (block_size + 16, 1024), "engine_args": engine_args}
+    sizes: dict[str, Any] = {"chunk_sizes": (block_size + 16, 1024), "engine_args": engine_args}
     return Model(kind, config, _let_recurrent_layers_matter, **sizes, **more)
 
 

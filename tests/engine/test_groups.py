@@ -175,7 +175,7 @@ def test_every_request_gets_the_same_tokens(want, layout, shape, runner, is_asyn
 @pytest.mark.parametrize("layout", some_nightly(WITH_DRAFTS, ("gpt-oss",)))
 def test_so_it_does_with_drafts(want, layout, method, runner, is_async):
     jobs, answers = want
-    settings = {"block_size": 8, "max_num_batched_tokens": 100, "num_blocks": 150}
+    settings: dict[str, Any] = {"block_size": 8, "max_num_batched_tokens": 100, "num_blocks": 150}
     for seed in (None, 1):
         drafts = {"method": method, "drafter": drafter_of(want)}
         core = make_core(layout, runner, is_async, **drafts, **settings)
@@ -350,7 +350,8 @@ def test_a_score_is_found_behind_a_prefix_in_windows():
     core = make_core("gemma 3", block_size=16)
     prompt = [10 + place % 900 for place in range(180)]
     whole: dict[str, Any] = {"prompt_logprobs": 0, "max_tokens": 1}
-    for name, more in (("whole", {}), ("late", {"extra_args": {"sgl_score_from": 150}})):
+    late: dict[str, Any] = {"extra_args": {"sgl_score_from": 150}}
+    for name, more in (("whole", {}), ("late", late)):
         core.send(name, prompt, params(**whole, **more))
         core.finish()
     scores = core.answers["whole"].scores

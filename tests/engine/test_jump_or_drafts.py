@@ -100,7 +100,7 @@ def want() -> tuple[list[Job], dict[str, Answer]]:
 )
 def test_every_request_gets_stocks_answer(want, runner, method):
     jobs, answers = want
-    settings = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 64}
+    settings: dict[str, Any] = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 64}
     for seed in (None, 1):
         drafter = Drafter(whole(jobs, answers), NUM_DRAFTS)
         core = make_core(runner, drafter, method=method, **settings)

@@ -131,10 +131,12 @@ def test_what_a_request_did_not_read_is_neither_used_nor_ended_by_it():
     cache.allocate(reader)
     tree = cache.tree
     rest = tree.match_prefix(CacheNamespace(None, None), pack(prompt)).node
+    assert rest is not None
     last_used = rest.last_used
     reader.num_computed_tokens = 50  # it leaves nothing of its own
     cache.manager.free(reader)
     assert (rest.start, rest.num_hits, rest.last_used) == (50, 0, last_used)
+    assert rest.parent is not None
     assert (rest.parent.end, rest.parent.num_hits) == (50, 1)
     assert rest.parent.last_used > last_used
 
