@@ -40,7 +40,7 @@ boundscheck: export NUMBA_BOUNDSCHECK = 1
 boundscheck: export NUMBA_CACHE_DIR = $(ROOT)/.boundscheck
 boundscheck: install  ## structured output, with a check of every access to an array (minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 tests/unit/fsm
-	@$(IN_ROOT) exec "$(BIN)/python" -m tests.unit.fsm.format_fuzz --count 2000
+	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=11 exec "$(BIN)/python" -m pytest -m "nightly or not nightly" tests/unit/fsm/test_format_fuzz.py
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
@@ -52,7 +52,7 @@ soak: install  ## nightly: what CI leaves out, ten times the random examples, 20
 	@$(IN_ROOT) "$(BIN)/python" -m pytest -m nightly $(PARALLEL) $(addprefix tests/,server engine unit browser)
 	@$(IN_ROOT) "$(BIN)/python" -m tests.platforms --all $(PARALLEL)
 	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=10 "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
-	@$(IN_ROOT) "$(BIN)/python" -m tests.unit.fsm.schema_fuzz --count 20000
+	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=250 "$(BIN)/python" -m pytest tests/unit/fsm/test_schema_fuzz.py
 	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
 
 attack: install  ## hostile requests to a real server: its memory, other clients, its end (half an hour)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_vllm.counters import Kind, counter, declarations, gauge, merge, timer_count, timer_sum
+from sgl_vllm.counters import counter, declarations, gauge, merge, timer_count, timer_sum
 
 
 @dataclass(slots=True)
@@ -19,12 +19,6 @@ class Example:
     block_size: int = 16
 
 
-def test_a_field_starts_at_zero_and_counts_like_any_attribute() -> None:
-    example = Example()
-    example.served += 2
-    assert (example.served, example.errors, example.timed_s) == (2, 0, 0.0)
-
-
 def test_a_declaration_has_all_that_is_shown() -> None:
     by_key = {declared.key: declared for declared in declarations(Example)}
     assert list(by_key) == list(Example.__slots__)
@@ -33,11 +27,6 @@ def test_a_declaration_has_all_that_is_shown() -> None:
     assert by_key["by_disk"].labels == (("tier", "disk"),)
     assert by_key["internal"].metric is None
     assert by_key["timed_s"].kind.metric_type == by_key["num_timed"].kind.metric_type == "summary"
-
-
-def test_a_field_without_a_declaration_is_a_constant() -> None:
-    *_, last = declarations(Example)
-    assert (last.key, last.kind, last.metric) == ("block_size", Kind.INFO, None)
 
 
 def test_engines_are_added_up_but_for_constants() -> None:

@@ -32,16 +32,6 @@ def test_a_flood_of_errors_is_logged_ever_more_seldom(caplog: pytest.LogCaptureF
     assert all(record.exc_info for record in caplog.records)
 
 
-def test_an_error_that_the_caller_caught_counts_with_its_scope(caplog: pytest.LogCaptureFixture):
-    subject = guard()
-    try:
-        raise ValueError("bad")
-    except ValueError:
-        subject.record("request 7")
-    assert subject.num_errors == 1
-    assert "the cache failed for request 7" in caplog.records[0].getMessage()
-
-
 def trip(subject: CircuitBreaker) -> None:
     try:
         raise ValueError("damaged")

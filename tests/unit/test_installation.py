@@ -161,20 +161,6 @@ def test_two_builds_give_the_same_bytes(built: tuple[Path, Path], tmp_path: Path
     assert [one.read_bytes() for one in again] == [one.read_bytes() for one in built]
 
 
-def test_links_of_the_long_description_lead_to_the_sources_of_this_version(
-    built: tuple[Path, Path],
-) -> None:
-    text = str(metadata_of(built[0]).get_payload())
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert [link for link in links if not re.match(r"https?://|#", link)] == []
-    source, version = "https://github.com/sgl-vllm/sgl-vllm", f"v{sgl_vllm.__version__}"
-    assert f"[install]({source}/blob/{version}/docs/install.md)" in text
-    assert f"({source}/blob/{version}/docs/benchmarks.md#results)" in text.replace("\n", " ")
-    pictures = [link for link in links if link.endswith((".svg", ".png"))]
-    names = ("speedups.svg", "screenshots/tree.png", "demo.svg")
-    assert pictures == [f"{source}/raw/{version}/docs/{name}" for name in names]
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
     wheel, sdist = built
     assert wheel.name.startswith(f"sgl_vllm-{sgl_vllm.__version__}-py3")

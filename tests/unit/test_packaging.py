@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,31 +66,6 @@ def test_the_pins_hold_what_we_and_the_tests_need() -> None:
     extras = PROJECT["optional-dependencies"]
     needed = [*PROJECT["dependencies"], *extras["server"], *extras["dev"]]
     assert {name_of(requirement) for requirement in needed} <= pinned
-
-
-def test_the_ray_extra_asks_for_what_make_ray_tests_and_for_no_vllm() -> None:
-    asked = [Requirement(line) for line in PROJECT["optional-dependencies"]["ray"]]
-    pinned = dict(pins("ray.txt")) | dict(pins("cpu.txt"))
-    for requirement in asked:
-        if requirement.name != "sgl-vllm":
-            assert requirement.specifier.contains(pinned[name_of(requirement.name)])
-    ray = next(requirement for requirement in asked if requirement.name == "ray")
-    assert ray.extras == {"serve"}  # `llm` pins a vLLM
-
-
-def test_one_registry_address_in_the_project() -> None:
-    """Everything else comes from whatever index the user's pip is set up with."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    address = "download.pytorch" + ".org"
-    holders = [
-        name
-        for name in listed.stdout.split("\0")
-        if name.endswith((".py", ".toml", ".txt", ".md", "Makefile", "run"))
-        and address in (ROOT / name).read_text()
-    ]
-    assert holders == ["tools/install.py"]
 
 
 def test_every_package_is_listed() -> None:

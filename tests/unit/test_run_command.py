@@ -85,7 +85,6 @@ PROGRAMS = {
 }
 FILES = {
     "neighbour.py": "ENDING = ' The end is '",
-    "text.txt": "hello",
     "empty.py": "",
     "list.json": "[]",
     "vars.json": '{"animal": "fox", "mood": "glad"}',
@@ -165,13 +164,14 @@ def test_a_program_runs_with_its_arguments_and_is_shown(run: Run) -> None:
 
 
 def test_json_is_for_machines(run: Run) -> None:
-    status, out, _ = run("story.py", "--var", "animal=hare", "--json")
+    given = ("--vars", "vars.json", "--var", "animal=hare")
+    status, out, _ = run("story.py", *given, "--json")
     assert status == 0
     shown = json.loads(out)
     assert shown["program"] == "story"
     assert shown["variables"]["end"] in ("good", "bad")
     assert shown["variables"]["animal"] == {"name": "hare"}
-    assert shown["text"].startswith("A sad story of 1 about a hare.[")
+    assert shown["text"].startswith("A glad story of 1 about a hare.[")
     assert shown["messages"] == []
     assert shown["ret_value"] == [1, {"animal": {"name": "fox"}}]
     assert shown["usage"]["calls"] == 2
@@ -193,11 +193,6 @@ def test_json_is_for_machines(run: Run) -> None:
 def test_a_value_is_json_if_it_reads_as_json(run: Run, given: str, shown: str) -> None:
     _, out, _ = run("one.py", "--var", given, "--json")
     assert json.loads(out)["text"] == shown
-
-
-def test_var_goes_over_vars(run: Run) -> None:
-    _, out, _ = run("story.py", "--vars", "vars.json", "--var", "animal=hare", "--json")
-    assert json.loads(out)["text"].startswith("A glad story of 1 about a hare.")
 
 
 def test_sampling_is_the_default_of_every_gen(run: Run, server: FakeServer) -> None:
@@ -261,11 +256,6 @@ def test_the_backend_that_the_file_sets_is_used_unless_an_url_is_given(
 # --- which program -------------------------------------------------------------------------------
 
 
-def test_of_several_programs_one_is_named(run: Run) -> None:
-    _, out, _ = run("two.py", "--program", "two", "--json")
-    assert json.loads(out)["text"] == "two"
-
-
 def test_imported_programs_do_not_stand_in_the_way(run: Run) -> None:
     _, out, _ = run("importing.py", "--json")
     assert json.loads(out)["text"] == "main"
@@ -288,16 +278,11 @@ def test_imported_programs_do_not_stand_in_the_way(run: Run) -> None:
         (["two.py"], "two.py has several programs, choose one with --program: one, two"),
         (["two.py", "--program", "three"], "two.py has no program three; it has: one, two"),
         (["story.py", "--batch", "bad.jsonl"], "story needs the argument animal (line 2 of bad."),
-        (["text.txt"], "text.txt is not a Python file: its name must end in .py"),
         (["empty.py"], "empty.py has no program: decorate a function with @sgl.function"),
         (["story.py", "--var", "animal"], "--var needs NAME=VALUE, not 'animal'"),
-        (["story.py", "--vars", "no.json"], "no.json cannot be opened: No such file or directory"),
         (["story.py", "--vars", "empty.py"], "empty.py is not valid JSON: Expecting value"),
-        (["story.py", "--vars", "list.json"], "list.json is not a JSON object of arguments"),
-        (["story.py", "--batch", "empty.py"], "empty.py is empty"),
         (["story.py", "--batch", "list.json", "--stream"], "--batch cannot be used with"),
         (["story.py", "--var", "animal=a", "--url", "here"], "base_url must start with http://"),
-        (["story.py", "--var", "animal=a", "--replay", "no.jsonl"], "no.jsonl cannot be opened"),
         (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is not a record"),
         (["story.py", "--var", "animal=a", "--record", "no/where"], "no/where cannot be opened"),
         (["story.py", "--var", "animal=a", "--html", "no/where"], "no/where cannot be opened"),
@@ -312,23 +297,11 @@ def test_what_makes_no_sense_is_one_line_and_status_2(
     assert "--html" in arguments or server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("x = 1\nundefined\n", "NameError: name 'undefined' is not defined (line 2)"),
-        ("def f(:\n", "SyntaxError: invalid syntax (line 1)"),
-        (
-            "import no_such_module\n",
-            "ModuleNotFoundError: No module named 'no_such_module' (line 1)",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_loaded_says_where(
-    run: Run, folder: Path, text: str, said: str
-) -> None:
-    (folder / "broken.py").write_text(text)
+def test_a_file_that_cannot_be_loaded_says_where(run: Run, folder: Path) -> None:
+    (folder / "broken.py").write_text("x = 1\nundefined\n")
     status, _, errors = run("broken.py")
     assert status == 1
+    said = "NameError: name 'undefined' is not defined (line 2)"
     assert the_line(errors) == f"broken.py cannot be loaded: {said}"
 
 

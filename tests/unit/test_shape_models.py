@@ -12,13 +12,11 @@ pytest.importorskip("transformers")
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
     AutoTokenizer,
 )
 
 from benchmarks import models
-from benchmarks.models import DEMO_MODEL, Shape, resolve_model
+from benchmarks.models import Shape, resolve_model
 
 TINY: Shape = {
     "model_type": "qwen2",
@@ -36,29 +34,6 @@ TINY: Shape = {
 def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(models.SHAPES, "tiny", TINY)
     return "shape:tiny"
-
-
-def test_demo_is_the_folder_that_ships() -> None:
-    assert resolve_model("demo") == DEMO_MODEL
-    assert (DEMO_MODEL / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize("name", ["/somewhere/a-model", "Qwen/Qwen2.5-0.5B"])
-def test_other_names_are_returned_as_they_are(name: str) -> None:
-    assert str(resolve_model(name)) == name
-
-
-def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"shape:1t.*shape:33m.*shape:qwen2\.5-0\.5b"):
-        resolve_model("shape:1t")
-
-
-def test_a_shape_model_is_made_once_and_found_again(tiny_shape: str, tmp_path: Path) -> None:
-    folder = resolve_model(tiny_shape, tmp_path)
-    made = (folder / "model.safetensors").stat().st_mtime_ns
-    assert resolve_model(tiny_shape, tmp_path) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == made
-    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_shape_model_loads_and_writes_tokens_that_have_text(
@@ -94,20 +69,3 @@ def test_shapes_with_layers_of_several_kinds_load_with_all_their_weights(
     with torch.inference_mode():
         top = model(torch.arange(20, 60)[None]).logits[0].topk(2).values
     assert (top[:, 0] - top[:, 1]).median() > 0.01
-
-
-@pytest.mark.slow
-def test_the_vision_shape_reads_an_image_as_as_many_tokens_as_it_says(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image").new("RGB", (90, 40), "red")
-    shape = models.SHAPES["vlm-tiny"]
-    folder = resolve_model("shape:vlm-tiny", tmp_path)
-    processor = AutoProcessor.from_pretrained(folder)
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    inputs = processor(text="<image> A red field", images=image, return_tensors="pt")
-    num_image_tokens = int((inputs["input_ids"] == processor.image_token_id).sum())
-    assert num_image_tokens == models.num_image_tokens(shape) == 4
-    with torch.inference_mode():
-        logits = model(**inputs).logits[0, -1]
-        other = model(**{**inputs, "pixel_values": -inputs["pixel_values"]}).logits[0, -1]
-    assert 1.0 < logits.std() < 20.0
-    assert not torch.equal(logits, other)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,9 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
 import sgl_vllm as sgl
-from benchmarks.ab import servers
 from benchmarks.ab.__main__ import main, parser
-from benchmarks.ab.client import ClientOptions, run_programs, unique_prompt_tokens
+from benchmarks.ab.client import run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan, plans_of
-from benchmarks.ab.servers import ARMS, Pool, ServerSettings
-from benchmarks.ab.workloads import WORKLOADS
-from benchmarks.models import DEMO_MODEL
 
 METRICS = """\
 vllm:num_requests_running 0
@@ -49,7 +43,6 @@ class FakeVllm:
     url: str = ""
     num_emptied: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
     tokens: dict[str, int] = field(default_factory=dict)
 
     def ids(self, text: str) -> list[int]:
@@ -94,25 +87,11 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
             if self.path == "/reset_prefix_cache":
                 fake.num_emptied += 1
                 self._json({"success": True})
-            elif self.path == "/v1/chat/completions":
-                fake.bodies.append(body)
-                names = [tool["function"]["name"] for tool in body["tools"]]
-                calls = [{"function": {"name": name, "arguments": "{}"}} for name in names]
-                message = {"content": None, "tool_calls": calls}
-                choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-                usage = {"prompt_tokens": 1, "completion_tokens": 1}
-                self._json({"choices": [choice], "usage": usage})
             elif self.path == "/tokenize":
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
                 body.pop("request_id", None)  # no two requests have the same
                 body.get("vllm_xargs", {}).pop("sgl_program", None)  # nor two programs
-                if "stream" not in body:  # a hint, whose answer nobody reads
-                    fake.hints.append(body["prompt"])
-                    usage = {"prompt_tokens": 1, "completion_tokens": 1}
-                    choice = {"index": 0, "text": "", "finish_reason": "length"}
-                    self._json({"choices": [choice], "usage": usage})
-                    return
                 fake.bodies.append(body)
                 if fake.fails_from is not None and len(fake.bodies) >= fake.fails_from:
                     self._json({"error": {"message": "EngineDeadError"}}, 500)
@@ -205,13 +184,6 @@ def test_a_server_that_fails_is_named_with_the_reason(
     assert "EngineDeadError" in said
 
 
-def test_servers_that_are_mixed_up_are_refused(
-    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["no_sharing", "--stock-url", plugin.url, "--sgl-url", stock.url]) == 1
-    assert "is to be stock vLLM, but has the plugin" in " ".join(capsys.readouterr().err.split())
-
-
 # -- the client
 
 
@@ -229,94 +201,7 @@ def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) ->
     assert unique_prompt_tokens(run, stock.url) == 3 + 2
 
 
-@sgl.function
-def forked(s: sgl.ProgramState, question: str) -> None:
-    s += question * 300
-    branches = s.fork(4)
-    branches += sgl.gen("word", max_tokens=2)
-    branches.join()
-
-
-def test_a_program_can_be_asked_for_one_request_at_a_time(stock: FakeVllm) -> None:
-    items = [{"question": "a b c "}]
-    at_once, one_by_one = (
-        run_programs(forked, items, stock.url, 1, options=ClientOptions(parallel=parallel))
-        for parallel in (True, False)
-    )
-    assert at_once.texts == one_by_one.texts
-    assert (at_once.most_at_once, one_by_one.most_at_once) == (4, 1)
-
-
-def test_the_latency_of_a_program_that_pauses_is_what_it_waits_for_the_server(
-    stock: FakeVllm,
-) -> None:
-    @sgl.function
-    def paused(s: sgl.ProgramState, question: str) -> None:
-        s += question + sgl.gen("first", max_tokens=2)
-        assert s["first"]
-        time.sleep(0.5)
-        s += " and" + sgl.gen("second", max_tokens=2)
-
-    items = [{"question": "a b "}]
-    all_of_it, without = (
-        run_programs(paused, items, stock.url, 1, pauses=pauses) for pauses in (False, True)
-    )
-    assert all_of_it.latencies_s[0] > 0.5
-    assert without.wall_s > 0.5 > without.latencies_s[0] >= sum(without.ttfts_s)
-
-
-# -- servers that stay up
-
-
-@pytest.fixture
-def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened to servers; those that are started are none."""
-    told: list[str] = []
-
-    @contextmanager
-    def started(arm: str, settings: ServerSettings, on_wait: object) -> Iterator[str]:
-        name = f"{arm} {' '.join(settings.args)}".strip()
-        told.append(f"{name} up")
-        try:
-            yield name
-        finally:
-            told.append(f"{name} down")
-
-    monkeypatch.setattr(servers, "started", started)
-    return told
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 3])
-def test_servers_stay_up_as_long_as_there_is_room(lives: list[str], capacity: int) -> None:
-    settings = ServerSettings(Path("model"), "model")
-    with Pool(capacity) as pool:
-        for _ in range(2):
-            for arm in ARMS:
-                with pool.serving(arm, settings, print) as (url, _):
-                    assert url == arm
-        assert lives.count("stock up") == (2 if capacity == 1 else 1)
-        with pool.serving("stock", replace(settings, args=("--seed 1",)), print) as (_, is_new):
-            assert is_new
-        assert ("stock down" in lives) == (capacity < 3)
-        assert lives.count("sgl down") == (2 if capacity == 1 else 0)
-    up, down = ([one for one in lives if one.endswith(end)] for end in ("up", "down"))
-    assert len(up) == len(down)
-
-
 # -- arguments
-
-
-@pytest.fixture
-def no_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.ab.plan.resolve_model", lambda name: DEMO_MODEL)
-
-
-@pytest.mark.usefixtures("no_model_is_made")
-def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other() -> None:
-    plans = plans_of(parser().parse_args(["all", "--quick", "--requests", "1"]))
-    assert {one.workload.name for one in plans} == {*WORKLOADS}
-    changes = sum(a.settings != b.settings for a, b in pairwise(plans))
-    assert changes == len({repr(one.settings) for one in plans}) - 1
 
 
 def test_ablations_leave_one_thing_out_each() -> None:

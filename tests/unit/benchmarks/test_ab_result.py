@@ -103,26 +103,3 @@ def test_texts_are_compared_one_by_one_in_every_round() -> None:
     assert (difference.round_number, difference.item) == (1, 1)
     assert "same output: 1 of 2" in shown(made)
     assert "'twice'" in shown(made)
-
-
-def test_the_table_has_both_arms_and_the_ratio() -> None:
-    rows = {line[:34].strip(): line[34:].split() for line in shown(comparison()).splitlines()}
-    assert rows["prompt tokens computed"] == ["100", "50", "2.000"]
-    assert rows["output tokens forced"] == ["3", "3"]  # neither more nor less is better by itself
-    text = shown(comparison())
-    assert "3 rounds, medians" in text
-    assert "30 of 100 prompt tokens must be computed (best hit rate 0.700)" in text
-    assert "radix on; schedule off (by option)" in text
-    assert "same output: 6 of 6" in text
-    assert "round by round: 1.000 to 2.000" in text
-
-
-def test_passes_are_held_against_undecided_tokens_where_a_grammar_holds_the_output() -> None:
-    made = comparison(structured=True)
-    expected = {"forward_passes": 10, "most": 17 + 2, "within": True}
-    assert json.loads(made.to_json())["passes"] == {"stock": expected, "sgl": expected}
-    assert "sgl: 10 forward passes, at most 19 (undecided tokens + 1 per request)" in shown(made)
-    more = Round(replace(figures_of(7.0), forward_passes=20), ("one", "two"))
-    assert not comparison(structured=True, sgl=(more,) * 3).passes()["sgl"]["within"]
-    assert json.loads(comparison().to_json())["passes"] == {}
-    assert "at most" not in shown(comparison())

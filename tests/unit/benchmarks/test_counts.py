@@ -40,21 +40,3 @@ def test_one_count_more_or_less_is_a_change_and_is_named(passes: int) -> None:
 @pytest.mark.parametrize(("passes", "code"), [(94, 1), (95, 0), (105, 0), (106, 1)])
 def test_where_other_texts_were_written_a_little_is_allowed(passes: int, code: int) -> None:
     assert told({"rag": {**RAG, "texts": "cd34", "forward_passes": passes}})[0] == code
-
-
-@pytest.mark.parametrize(("texts", "code"), [("ab12", 1), ("cd34", 0)])
-def test_whether_a_speculation_holds_is_compared_only_for_the_same_texts(
-    texts: str, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(BEFORE, "api_speculation", RAG)
-    assert told({"api_speculation": {**RAG, "texts": texts, "prompt_tokens": 153}})[0] == code
-    assert told({"api_speculation": {**RAG, "texts": texts, "computed_prompt_tokens": 106}})[0] == 1
-
-
-@pytest.mark.parametrize(("name", "count"), sorted(counts.BY_CHANCE))
-def test_how_the_choices_of_a_select_meet_is_no_change_but_what_they_compute_is(
-    name: str, count: str
-) -> None:
-    before = {name: RAG}
-    assert counts.changes(before, {name: {**RAG, count: 97}}) == []
-    assert counts.changes(before, {name: {**RAG, "computed_prompt_tokens": 101}})

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.report import __main__ as command
 from benchmarks.report import loading, page, tables
-from benchmarks.report.loading import Result, Spread, Verdict
+from benchmarks.report.loading import Spread, Verdict
 from tests.results_of_benchmarks import HOSTILE, result, write
-
-RATIOS = st.floats(0.05, 20)
-
-
-def load_one(folder: Path, content: dict[str, Any]) -> Result:
-    (one,) = loading.load([write(folder, "one", content)]).results
-    return one
-
 
 # -- spreads
 
@@ -61,13 +49,9 @@ def test_a_folder_is_read_whole_and_says_what_it_skips(tmp_path) -> None:
     [
         ("{", "is no JSON"),
         ("[]", "its JSON is no object"),
-        ('{"workload": "rag"}', "is no result of benchmarks.ab"),
         ('{"workload": "rag", "arms": {}}', "KeyError('arguments')"),
         (json.dumps(result() | {"ratio": {}}), "KeyError('throughput')"),
-        (json.dumps(result() | {"limits": 3}), "is no result of benchmarks.ab"),
         (json.dumps(result() | {"ratio": {"throughput": 0}}), "ratio.throughput is not above 0"),
-        (json.dumps(result() | {"ablations": [{"name": "fcfs"}]}), "KeyError('title')"),
-        (json.dumps(result() | {"differences": ["x"]}), "is no result of benchmarks.ab"),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_it(tmp_path, capsys, text, message) -> None:
@@ -77,28 +61,6 @@ def test_a_bad_file_is_one_line_that_names_it(tmp_path, capsys, text, message) -
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert str(file) in line
-
-
-# -- names
-
-
-def names_of(folder: Path, contents: dict[str, dict[str, Any]]) -> list[str]:
-    for name, content in contents.items():
-        write(folder, name, content)
-    return [one.label for one in loading.load([folder]).results]
-
-
-def test_the_greatest_gain_comes_first_and_a_workload_stays_together(tmp_path) -> None:
-    contents = {
-        "a": result(workload="rag", ratio=1.2),
-        "b": result(workload="json_regex", ratio=1.1, concurrency=32),
-        "c": result(workload="json_regex", ratio=3.0, concurrency=1),
-    }
-    assert names_of(tmp_path, contents) == [
-        "json_regex, 1 at a time",
-        "json_regex, 32 at a time",
-        "rag",
-    ]
 
 
 # -- tables
@@ -114,14 +76,6 @@ def test_the_table_says_what_the_rounds_bear_out(tmp_path) -> None:
     assert "| no difference (1.000, 0.980 to 1.020) |" in no_sharing.replace(tables.SPACE, " ")
     assert "**" not in no_sharing.split("|")[2]
     assert "| 1,000 → 500 |" in rag
-
-
-@given(st.text())
-def test_a_models_name_cannot_break_a_markdown_table(name) -> None:
-    cell = tables._markdown_cell(tables.Cell(name))
-    assert "\n" not in cell
-    assert re.search(r"(?<!\\)(\\\\)*\|", cell) is None
-    assert "<" not in cell
 
 
 # -- the README

@@ -17,14 +17,7 @@ from benchmarks.traces import (
     generate,
     read_mooncake,
     reuse,
-    with_span,
 )
-
-
-def call(prompt: str, reply: str) -> Call:
-    """A call with a token for every character."""
-    tokens = [np.array([ord(c) for c in text], dtype=np.int32) for text in (prompt, reply)]
-    return Call(tokens[0], tokens[1])
 
 
 def trace_of(*calls: Call) -> Trace:
@@ -81,13 +74,6 @@ def test_a_call_continues_one_that_it_waits_for(name: str) -> None:
                 or common_prefix(one.prompt, before.prompt) > 100
                 for before in befores
             )
-
-
-def test_arrivals_can_be_spread_over_any_time(recorded: Path) -> None:
-    times = [program.arrival_s for program in with_span(read_mooncake(recorded), 90.0, 0).programs]
-    assert times == [0.0, 30.0, 90.0]
-    poisson = with_span(generate("no_sharing", 400), 100.0, seed=1)
-    assert 80 < max(program.arrival_s or 0 for program in poisson.programs) < 120
 
 
 # What must be computed. Letters are tokens.

@@ -26,13 +26,6 @@ def test_the_version_is_an_option_too(capsys):
     assert capsys.readouterr().out == shown
 
 
-def test_alone_it_prints_its_help(capsys):
-    assert cli.main([]) == 0
-    alone = capsys.readouterr()
-    assert cli.main(["--help"]) == 0
-    assert alone == capsys.readouterr() and "Usage: sgl-vllm " in alone.out
-
-
 def test_its_help_imports_neither_the_language_nor_a_client():
     code = (
         "import sys; from sgl_vllm.commands import cli; cli.main(['--help']); print(*sys.modules)"
@@ -55,21 +48,6 @@ def test_its_help_imports_neither_the_language_nor_a_client():
 )
 def test_a_misspelled_word_is_answered_with_the_nearest(capsys, words, near):
     assert near in said(capsys, *words)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["demo", "--nope"],
-        ["doctor", "--nope"],
-        ["version", "--nope"],
-        ["tree", "http://a", "--nope"],
-        ["verify", "--nope", "MODEL"],
-    ],
-)
-def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys, words):
-    error = said(capsys, *words)
-    assert error.startswith(f"Usage: sgl-vllm {words[0]} ") and "--nope" in error
 
 
 @pytest.mark.parametrize(

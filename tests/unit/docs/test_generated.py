@@ -28,11 +28,6 @@ def test_a_part_is_up_to_date_and_leaves_the_text_around_it(section: GeneratedSe
     assert outdated != page == section.written_into(outdated)
 
 
-def test_the_tables_have_what_is_declared() -> None:
-    assert "| `radix_policy` | `lru` |" in options.SECTION.page.read_text()
-    assert "| `prefix_hit_tokens` | counter | tokens |" in counters.SECTION.page.read_text()
-
-
 def test_every_package_says_what_it_is() -> None:
     silent = [package for package in source_tree.packages() if not source_tree.summary_of(package)]
     assert silent == []

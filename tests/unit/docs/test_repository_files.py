@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from sgl_vllm.commands.cli import COMMANDS
 from sgl_vllm.version import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,11 +36,3 @@ def test_the_citation_has_the_version_and_the_paper() -> None:
     citation = read("CITATION.cff")
     assert citation["version"] == __version__
     assert "https://arxiv.org/abs/2312.07104" in [one["url"] for one in citation["references"]]
-
-
-def test_the_issue_forms_ask_for_what_helps() -> None:
-    bug = read(".github/ISSUE_TEMPLATE/bug.yml")["body"]
-    required = [one["id"] for one in bug if one.get("validations", {}).get("required")]
-    assert required == ["what", "steps", "doctor"]
-    named = re.findall(r"sgl-vllm (\w+)", " ".join(one["attributes"]["label"] for one in bug))
-    assert named and set(named) <= {name for names in COMMANDS.values() for name in names}

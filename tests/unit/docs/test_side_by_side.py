@@ -41,10 +41,6 @@ def lengths(program: str) -> tuple[int, int]:
     return raw, ours
 
 
-def test_only_code_counts_as_lines() -> None:
-    assert num_code_lines('"""Doc\nstring."""\n\n# comment\nx = [\n    1,\n]  # end\n') == 3
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_page_states_the_lengths_and_raw_calls_are_twice_as_long(program: str) -> None:
     raw, ours = lengths(program)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from sgl_vllm.preview.outlook import Outlook, PartOutlook, State
+from sgl_vllm.preview.outlook import Outlook, PartOutlook
 from tools.generated import ROOT
 from tools.support import __main__ as support
 
@@ -32,55 +32,6 @@ def test_the_tables_are_up_to_date() -> None:
 
 def outlook(*parts: PartOutlook) -> Outlook:
     return Outlook("m", "cpu", False, "V1", False, True, [], [*parts])
-
-
-def test_a_reason_is_written_once_and_its_cells_have_its_number() -> None:
-    off = PartOutlook("radix", State.OFF, "a reason")
-    other = PartOutlook("select", State.OFF, "another")
-    notes: dict[str, int] = {}
-    rows = [
-        ("first", outlook(off, PartOutlook("select", State.CHECKED))),
-        ("second", outlook(off, other)),
-    ]
-    assert list(support.table_lines(rows, notes)) == [
-        "| deployment | runner, scheduling | radix | select |",
-        "|---|---|---|---|",
-        "| first | V1, synchronous | off (1) | checked |",
-        "| second | V1, synchronous | off (1) | off (2) |",
-    ]
-    assert notes == {"a reason": 1, "another": 2}
-
-
-@pytest.mark.parametrize(
-    ("named", "words"),
-    [
-        (["first", "third"], "all"),
-        (["checked"], "all; checked at start"),
-        (["second"], "all but `radix`"),
-        ([], "does not start"),
-    ],
-)
-def test_the_readme_says_which_parts_are_off_and_whether_others_are_checked(
-    named: list[str], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = {"first": State.ON, "second": State.OFF, "third": State.ON, "checked": State.CHECKED}
-    rows = [(name, outlook(PartOutlook("radix", one))) for name, one in states.items()]
-    monkeypatch.setattr(support, "outlooks", lambda device: rows)
-    assert support.common_parts(named, support.CPU) == words
-    with pytest.raises(ValueError, match="on a cpu"):
-        support.common_parts(["first", "second"], support.CPU)
-
-
-def test_rows_name_models_and_deployments_that_exist() -> None:
-    names = [one["name"] for one in support.DEPLOYMENTS]
-    assert {one["model"] for one in support.DEPLOYMENTS} <= set(support.CONFIGS)
-    summarized = [name for row in support.SUMMARIES for name in row["deployments"]]
-    assert set(summarized) <= set(names)
-    assert len(set(names)) == len(names) and len(set(summarized)) == len(summarized)
-    built = {one["built"] for one in support.FAMILIES if "built" in one}
-    assert built <= {model["name"] for model in support.MODELS}
-    recipes = [recipe for family in support.FAMILIES for recipe in family["recipes"]]
-    assert len(set(recipes)) == len(recipes)
 
 
 @pytest.mark.parametrize(

@@ -32,37 +32,6 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1
 # Optional space: by convention, applied in this grammar after literal chars when allowed
 ws ::= "" | " " | "\n" [ \t]{0,20}
 """,
-    "json, right-recursive": r"""
-root ::= basic_array | basic_object
-basic_any ::= basic_number | basic_string | basic_boolean | basic_null | basic_array | basic_object
-basic_integer ::= ("0" | "-"? [1-9] [0-9]*) ".0"?
-basic_number ::= ("0" | "-"? [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
-basic_string ::= (([\"] basic_string_1 [\"]))
-basic_string_1 ::= "" | [^"\\\r\n] basic_string_1 | "\\" escape basic_string_1
-escape ::= ["\\/bfnrt] | "u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]
-basic_boolean ::= "true" | "false"
-basic_null ::= "null"
-basic_array ::= "[" ("" | ws basic_any (ws "," ws basic_any)*) ws "]"
-basic_object ::= "{" ("" | ws basic_pair (ws "," ws basic_pair)*) ws "}"
-basic_pair ::= basic_string ws ":" ws basic_any
-ws ::= [ \n\t]*
-""",
-    "arithmetic": r"""
-root ::= expr
-expr ::= term (ws [+-] ws term)*
-term ::= factor (ws [*/] ws factor)*
-factor ::= "-"? (number | "(" ws expr ws ")")
-number ::= [0-9]+ ("." [0-9]+)?
-ws ::= " "?
-""",
-    "equations": r"""
-root  ::= (expr "=" ws term "\n")+
-expr  ::= term ([-+*/] term)*
-term  ::= ident | num | "(" ws expr ")" ws
-ident ::= [a-z] [a-z0-9_]* ws
-num   ::= [0-9]+ ws
-ws    ::= [ \t\n]*
-""",
     "arithmetic, left-recursive": r"""
 root ::= expr
 expr ::= expr "+" term | expr "-" term | term
@@ -72,14 +41,6 @@ factor ::= "(" expr ")" | [0-9]+
     "arithmetic, ambiguous": r"""
 root ::= expr
 expr ::= expr " + " expr | expr " * " expr | "-" expr | "(" expr ")" | [0-9]+ | [a-z]+
-""",
-    "sql, short": r"""
-root ::= select_statement
-select_statement ::= "SELECT " column " from " table " where " condition
-column ::= "col_1 " | "col_2 "
-table ::= "table_1 " | "table_2 "
-condition ::= column "= " number
-number ::= "1 " | "2 "
 """,
     "sql": r"""
 root ::= select ";"
@@ -107,29 +68,6 @@ list ::= "[" (value (", " value)*)? "]"
 name ::= [a-zA-Z_] [a-zA-Z0-9_]*
 number ::= "-"? [0-9]+ ("." [0-9]+)?
 string ::= "\"" [^"\n]* "\""
-""",
-    "a call": r"""
-root ::= "get_weather(city=\"" [a-zA-Z ]+ "\", unit=\"" ("celsius" | "fahrenheit") "\")"
-""",
-    "chess": r"""
-root   ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n")+
-move   ::= (pawn | nonpawn | castle) [+#]?
-nonpawn ::= [NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8]
-pawn   ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBKQR])?
-castle ::= "O-O" "-O"?
-""",
-    "date": r"""
-root ::= year "-" month "-" day ("T" [0-2] [0-9] ":" [0-5] [0-9] "Z")?
-year ::= [12] [0-9]{3}
-month ::= "0" [1-9] | "1" [0-2]
-day ::= "0" [1-9] | [12] [0-9] | "3" [01]
-""",
-    "emails": r"""
-root ::= email (", " email)*
-email ::= local "@" domain
-local ::= [a-z0-9._+-]+
-domain ::= label ("." label)+
-label ::= [a-z0-9] ([a-z0-9-]* [a-z0-9])?
 """,
     "xml, fixed": r"""
 root ::= "<person>\n" name age emails "</person>"
@@ -187,19 +125,6 @@ multiLineComment ::= "/*" ( [^*] | ("*" [^/]) )* "*/"
 
 ws ::= ([ \t\n]+)
 """,
-    "assignments": r"""
-root ::= statement+
-statement ::= ident " = " expr ";\n" | ident "(" (expr (", " expr)*)? ");\n"
-expr ::= primary (" " [-+*/%] " " primary)*
-primary ::= ident | [0-9]+ | ident "(" (expr (", " expr)*)? ")" | "(" expr ")" | ident "[" expr "]"
-ident ::= [a-z_] [a-zA-Z0-9_]*
-""",
-    "list": r"""
-root ::= item+
-
-# Excludes various line break characters
-item ::= "- " [^\r\n\x0b\x0c\x85\u2028\u2029]+ "\n"
-""",
     "japanese": r"""
 # A probably incorrect grammar for Japanese
 root        ::= jp-char+ ([ \t\n] jp-char+)*
@@ -208,16 +133,6 @@ hiragana    ::= [ぁ-ゟ]
 katakana    ::= [ァ-ヿ]
 punctuation ::= [、-〾]
 cjk         ::= [一-鿿]
-""",
-    "numbers": r"""
-root ::= "[" items "]"
-items ::= item | item ", " items
-item ::= [0-9]+ | "[" items "]"
-""",
-    "thought": r"""
-root ::= "<think>\n" line{1,10} "</think>\n" answer
-line ::= [^<\n]+ "\n"
-answer ::= "Answer: " ("yes" | "no" | "maybe") "."
 """,
     "lisp": r"""
 root ::= sexp
@@ -233,27 +148,12 @@ and ::= not " and " and | not
 not ::= "not " not | "(" or ")" | var
 var ::= [a-z]+ | "true" | "false"
 """,
-    "yaml": r"""
-root ::= "name: " word "\nversion: " [0-9]+ "." [0-9]+ "\nsteps:\n" ("  - " text "\n")+
-word ::= [a-z-]+
-text ::= [^\n]+
-""",
     "lambda": r"""
 root ::= term
 term ::= app | "λ" var "." term
 app ::= atom | app " " atom
 atom ::= var | "(" term ")"
 var ::= [a-z]
-""",
-    "python": r"""
-root ::= dict
-dict ::= "{" ws (pair ws ("," ws pair ws)* ","? ws)? "}"
-pair ::= str ws ":" ws val
-val ::= str | num | dict | lst | "True" | "False" | "None"
-lst ::= "[" ws (val ws ("," ws val ws)*)? "]"
-str ::= "'" [^'\\]* "'" | "\"" [^"\\]* "\""
-num ::= "-"? [0-9]+ ("." [0-9]*)?
-ws ::= [ \t\n]*
 """,
 }
 """By name. All are compiled by the automata."""

@@ -1,9 +1,5 @@
 """Random formats over real vocabularies: is every access of the compiled loops inside its array?
 
-    make boundscheck                      # 2,000 formats, and the tests of sgl_vllm/fsm
-    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.boundscheck \\
-        python -m tests.unit.fsm.format_fuzz --count 20000 --tokens 8192 131072
-
 Each format is compiled, and a random text of it is written token by token, with steps back and runs
 of forced text. Before each token a bitmask is made, and some of its bits are compared with steps of
 the automaton. A format may be refused, with an error of `sgl_vllm.fsm.errors`. Any other exception
@@ -15,19 +11,15 @@ The same seed gives the same formats. Cost: about 25 ms each.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
-import os
 import random
-import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 
 import numpy as np
-from tqdm import tqdm
 
 from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.automaton import Automaton, State
@@ -141,11 +133,11 @@ def compare(state: State, words: Words, v: Vocabulary, tokens: Iterable[int]) ->
         assert is_legal == bool(piece and state.walk(piece)), f"token {token}, {piece!r}"
 
 
-def fuzz(count: int, seed: int, num_tokens: int, *, shows_progress: bool = False) -> Outcome:
+def fuzz(count: int, seed: int, num_tokens: int) -> Outcome:
     rng, outcome = random.Random(seed), Outcome()
     v = vocabulary(num_tokens)
     masks = Bitmasks(v)
-    for _ in tqdm(range(count), f"{num_tokens:,} tokens", disable=not shows_progress):
+    for _ in range(count):
         kind, spec = random_spec(rng)
         semantics = rng.choice((SchemaSemantics.STRICT, SchemaSemantics.SPEC))
         outcome.formats += 1
@@ -157,32 +149,3 @@ def fuzz(count: int, seed: int, num_tokens: int, *, shows_progress: bool = False
         except Exception:
             outcome.errors.append((f"{kind}: {spec}", traceback.format_exc()))
     return outcome
-
-
-def main() -> int:
-    """0 if no format failed, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.unit.fsm.format_fuzz")
-    parser.add_argument("--count", type=int, default=5_000, help="formats; default 5,000")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[8_192, 32_768, 131_072])
-    arguments = parser.parse_args()
-    if os.environ.get("NUMBA_BOUNDSCHECK") != "1":
-        print("NUMBA_BOUNDSCHECK is not set: accesses to arrays are not checked")
-    num_errors = 0
-    for number, num_tokens in enumerate(arguments.tokens):
-        count = arguments.count // len(arguments.tokens)
-        outcome = fuzz(count, arguments.seed + number, num_tokens, shows_progress=True)
-        print(
-            f"{num_tokens:,} tokens: {outcome.formats:,} formats, {outcome.refused:,} refused, "
-            f"{outcome.masks:,} bitmasks, {outcome.tokens:,} tokens, {outcome.steps_back:,} steps "
-            f"back, {len(outcome.errors)} errors",
-            flush=True,
-        )
-        for spec, error in outcome.errors[:5]:
-            print(f"{spec}\n{error}")
-        num_errors += len(outcome.errors)
-    return 1 if num_errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,24 +1,19 @@
 """Random conjunctions of JSON schemas, compared with the `jsonschema` package.
 
-    python -m tests.unit.fsm.schema_fuzz --count 20000 --seed 0
-
 A schema is made of fragments that constrain the same values in different places: `allOf`, keywords
 beside `$ref` and `anyOf`, `not`, `if`, `contains`, `$ref` into a subschema with its own `$id`. Each
 schema that compiles is tried with instances that its own names and values suggest, and with random
 texts of its automaton.
-A text that the automaton accepts and `jsonschema` calls invalid is an error. Valid instances that
-the automaton refuses are counted only: an automaton asks for members in their order, for example.
+A text that the automaton accepts and `jsonschema` calls invalid is an error. Valid instances may be
+refused: an automaton asks for members in their order, for example.
 
 The same seed gives the same schemas. Cost: about 15 ms for each.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -60,14 +55,13 @@ class Outcome:
 
     Attributes:
         refused: schemas that were not compiled.
-        accepted, rejected_valid: texts that were accepted; valid ones that were not.
+        accepted: texts that were accepted.
         wrong: pairs of a schema and an invalid text that was accepted.
     """
 
     schemas: int = 0
     refused: int = 0
     accepted: int = 0
-    rejected_valid: int = 0
     wrong: list[tuple[Schema, str]] = field(default_factory=list)
 
 
@@ -316,45 +310,14 @@ def examine(schema: Schema, rng: random.Random, outcome: Outcome) -> None:
         except RecursionError:  # a reference to itself, which means nothing
             return
         outcome.accepted += is_accepted
-        outcome.rejected_valid += is_valid and not is_accepted
         if is_accepted and not is_valid:
             outcome.wrong.append((schema, text))
             return
 
 
-def fuzz(count: int, seed: int, report: Callable[[Outcome], None] | None = None) -> Outcome:
-    """Try `count` schemas. `report` is called after every 1,000."""
+def fuzz(count: int, seed: int) -> Outcome:
     outcome = Outcome()
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         examine(Generator(rng).schema(), rng, outcome)
-        if report is not None and outcome.schemas % 1_000 == 0:
-            report(outcome)
     return outcome
-
-
-def main() -> int:
-    """0 if no invalid text was accepted, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.unit.fsm.schema_fuzz")
-    parser.add_argument("--count", type=int, default=20_000, help="schemas; default 20,000")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    began = time.monotonic()
-
-    def report(outcome: Outcome) -> None:
-        print(
-            f"{outcome.schemas:,} schemas in {time.monotonic() - began:.0f} s: "
-            f"{outcome.refused:,} refused, {outcome.accepted:,} texts accepted, "
-            f"{len(outcome.wrong)} of them invalid; {outcome.rejected_valid:,} valid refused",
-            flush=True,
-        )
-
-    outcome = fuzz(arguments.count, arguments.seed, report)
-    report(outcome)
-    for schema, text in outcome.wrong[:20]:
-        print(f"{json.dumps(schema)}\n    accepts {text}")
-    return 1 if outcome.wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -166,10 +166,3 @@ def demo() -> Vocabulary:
     for token in {*info.special_token_ids, *info.stop_token_ids}:
         token_bytes[token] = b""
     return Vocabulary(token_bytes, len(token_bytes))
-
-
-@pytest.mark.parametrize("name", GRAMMARS)
-def test_masks_of_the_demo_model(demo, name):
-    masks = Bitmasks(demo)
-    states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(9), 30, end=0.1)
-    check(masks, demo, dict.fromkeys(states))

@@ -66,16 +66,6 @@ def test_a_whole_text_matches_where_re_says_so(pattern, texts):
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(st.data())
-def test_texts_made_from_a_pattern_match_it(data):
-    pattern = data.draw(patterns)
-    text = data.draw(st.from_regex(re.compile(pattern, re.ASCII | re.DOTALL), fullmatch=True))
-    has_surrogate = any("\ud800" <= c <= "\udfff" for c in text)
-    if "\xa0" not in text and not has_surrogate:
-        assert full_match(pattern).accepts(text.encode())
-
-
-@settings(max_examples=examples(30), deadline=None)
 @given(patterns, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.lists(strings))
 def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, begin, end, texts):
     pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
@@ -204,15 +194,6 @@ def test_anchors_hold_for_their_branch_only(pattern):
             text = "".join(letters)
             accepted = dfa.accepts(json.dumps(text, ensure_ascii=False).encode())
             assert accepted == bool(re.search(pattern, text)), text
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["[a-z]{0,200}", ".{0,100}", "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "\\w{1,64}"],
-)
-def test_repetitions_cost_no_more_than_their_length(pattern):
-    assert full_match(pattern).num_states < 1_100
-    assert json_string_search(f"^{pattern}$").num_states < 1_900
 
 
 def test_space_holds_the_no_break_space_and_the_other_classes_are_of_ascii():

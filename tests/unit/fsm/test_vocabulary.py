@@ -102,12 +102,6 @@ def state_after(dfa, data: bytes) -> int:
     return state
 
 
-def test_a_bitmask_has_the_bits_of_its_tokens():
-    v = Vocabulary([b"x"] * 100, 130)
-    words = v.words_of(np.array([0, 31, 32, 99], np.int32))
-    assert words.tolist() == [1 | 1 << 31, 1, 0, 8, 0]
-
-
 def test_equal_nodes_are_one_set_until_all_are_forgotten():
     v = Vocabulary([bytes([b]) for b in range(97, 123)], 26)
     before = v.root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -76,28 +75,6 @@ def test_a_wheel_cannot_write_elsewhere(pack: ModuleType, tmp_path: Path) -> Non
         pack.write_archive([bad], tmp_path / "archive", lambda _: True)
 
 
-def test_pieces_arrive_one_by_one_in_any_order(
-    install: ModuleType, pieces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    installed: list[str] = []
-    monkeypatch.setattr(
-        install, "install", lambda manifest, *_: installed.append(manifest["title"])
-    )
-    store = tmp_path / "store"
-    asked = ["--store", str(store)]
-    with pytest.raises(SystemExit, match="there is no piece"):
-        install.main(asked)
-    for piece in pieces[:0:-1]:
-        assert install.main([str(piece), *asked]) == install.MISSING
-    assert "missing: piece-1\n" in capsys.readouterr().out
-    for piece in pieces[1:]:
-        shutil.rmtree(piece)  # what has arrived is kept
-    assert install.main(asked) == install.MISSING and not installed
-    assert install.main([str(pieces[0]), *asked]) == 0
-    assert installed == ["a title"]
-
-
 def test_damaged_pieces_are_refused(
     install: ModuleType, pieces: list[Path], tmp_path: Path
 ) -> None:
@@ -112,22 +89,3 @@ def test_damaged_pieces_are_refused(
     (tmp_path / "store" / "piece-2").write_bytes(b"")
     with pytest.raises(SystemExit, match="not what was packed"):
         install.unpack(install.stored(tmp_path / "store"), tmp_path / "store", tmp_path / "site")
-
-
-def test_pieces_of_another_archive_go(
-    pack: ModuleType, install: ModuleType, pieces: list[Path], tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    install.keep(pieces[0], store)
-    other = tmp_path / "other.tar.xz"
-    pack.write_archive([wheel(tmp_path, "b-1", {"b.py": b"x"})], other, lambda _: True)
-    part = pack.split(other, tmp_path / "newer", 1000, "newer")[0]
-    install.keep(part.parent, store)
-    assert install.stored(store)["title"] == "newer"
-    assert sorted(file.name for file in store.iterdir()) == ["manifest.json", "piece-1"]
-
-
-def test_only_what_the_image_has_not_is_carried(pack: ModuleType) -> None:
-    image = pack.image_of("# a comment\ntorch==2.11.0\nhuggingface-hub  # any\n")
-    pins = "huggingface_hub==2.4.0\nmypy==2.0\nopenai==3.0  # a comment\n# nothing\n"
-    assert pack.needed(pins, image) == ["openai==3.0", *pack.ALSO_NEEDED]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.configuration import Configuration, all_configurations
+from tests.gpu.configuration import all_configurations
 from tools.gpu import steps as plan
 
 
@@ -37,39 +37,6 @@ def test_every_step_has_a_name_of_its_own_and_something_to_run(suite: ModuleType
         if step.name.startswith("same-answers-")
     }
     assert {*map(str, all_configurations())} <= compared
-
-
-def test_a_comparison_takes_what_the_benchmark_takes(suite: ModuleType, tmp_path: Path) -> None:
-    from benchmarks.ab.__main__ import parser
-
-    step = plan.comparison("0.5b", 128)
-    (tmp_path / "mmlu.json").write_text("{}")
-    (tmp_path / "json_regex.json").write_text('{"ratio": ')  # it was stopped while it wrote
-    command = step.command("python", tmp_path)
-    assert command[:3] == ["python", "-m", "benchmarks.ab"]
-    parsed = parser().parse_args(command[3:])
-    assert parsed.workloads == [name for name in plan.WORKLOADS if name != "mmlu"]
-    assert parsed.json == tmp_path and parsed.concurrency == 128
-    assert parsed.requests >= 2 * 128
-
-
-def test_steps_are_chosen_by_name_and_pattern(suite: ModuleType) -> None:
-    steps = plan.all_steps()
-    names = [step.name for step in plan.chosen(steps, ["ab-*-c1", "kernels"])]
-    assert names == ["ab-7b-c1", "ab-0.5b-c1", "kernels"]
-    assert plan.chosen(steps, []) == steps
-    with pytest.raises(ValueError, match="no step 'kernel'"):
-        plan.chosen(steps, ["kernel"])
-
-
-def test_without_unverified_options_their_steps_go(suite: ModuleType) -> None:
-    steps = plan.all_steps()
-    names = {step.name for step in plan.ready(steps, "{}\n")}
-    assert names == {step.name for step in steps if not step.name.endswith("-unverified")}
-    with_options = plan.ready(steps, '{"jump_unverified": true}')
-    assert len(with_options) == len(steps)
-    told = [step for step in with_options if "SGL_VLLM_CONFIG" in step.environment]
-    assert told and all(step.name.endswith("-unverified") for step in told)
 
 
 def run(
@@ -107,30 +74,6 @@ def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Pa
     assert (tmp_path / "partial").read_text() == "partial"
 
 
-def test_steps_that_measure_no_time_run_side_by_side_and_before_the_others(
-    suite: ModuleType, tmp_path: Path
-) -> None:
-    def script(name: str, waits_for: str) -> str:
-        return (
-            "import pathlib, time\n"
-            f"folder = pathlib.Path({str(tmp_path)!r})\n"
-            f"(folder / {name!r}).touch()\n"
-            f"while not (folder / {waits_for!r}).exists(): time.sleep(0.01)\n"
-        )
-
-    steps = [
-        plan.Step("timed", "", 20, ("-c", script("c", "b")), is_timed=True),
-        plan.Step("one", "", 20, ("-c", script("a", "b"))),
-        plan.Step("other", "", 20, ("-c", script("b", "a") + "assert not (folder/'c').exists()")),
-    ]
-    suite.run_all(steps, sys.executable, tmp_path, lambda: 1000.0, jobs=2)
-    assert [suite.earlier(step, tmp_path).status for step in steps] == ["passed"] * 3
-
-
-def test_without_time_nothing_is_started(suite: ModuleType, tmp_path: Path) -> None:
-    assert run(suite, tmp_path, "", left_s=10) == {"0": None}
-
-
 def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_path: Path) -> None:
     junit = (
         '<testsuites><testsuite><testcase name="one"><properties>'
@@ -153,12 +96,3 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
         "slot_copy 0.90 to 2.50x; no_sharing 1.00x |",
         "| later | not run | | |",
     ]
-
-
-def test_a_configuration_is_what_its_name_says() -> None:
-    assert Configuration.of("") == Configuration()
-    assert Configuration.of("triton-v1") == Configuration(runner="v1", backend="triton")
-    for configuration in all_configurations():
-        assert Configuration.of(str(configuration)) == configuration
-    with pytest.raises(ValueError, match="v3"):
-        Configuration.of("v3-sync")

@@ -83,21 +83,6 @@ def device_plan(shape: prefix_levels.AttentionShape = SHAPE) -> DevicePlan:
 # -- which attention is called
 
 
-@pytest.mark.parametrize(
-    ("changed", "groups"),
-    [
-        ({}, True),
-        ({"num_heads": 2}, True),
-        ({"sliding_window": 64}, False),
-        ({"alibi_slopes": [0.1] * 4}, False),
-        ({"logits_soft_cap": 30.0}, False),
-        ({"head_size": 72}, False),
-    ],
-)
-def test_which_layers_are_grouped(changed: dict[str, Any], groups: bool) -> None:
-    assert impl(**changed).groups is groups
-
-
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []

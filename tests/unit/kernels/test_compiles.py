@@ -129,16 +129,3 @@ def test_items_of_prefix_grouped_decode(
     text = made.asm["ptx"]
     assert "cp.async" in text  # the next keys are loaded while these are multiplied
     assert ("wgmma.mma_async" if capability == HOPPER and rows > 16 else "mma.sync") in text
-
-
-def test_merge_of_prefix_grouped_decode() -> None:
-    constants = {"HEAD_SIZE": 80, "HEAD_SIZE_PADDED": 128}
-    config = prefix_attention._merge_configs()[0]
-    made = compiled(
-        prefix_attention._merge_kernel,
-        HOPPER,
-        types_of_decode("bf16"),
-        {**constants, **config.kwargs},
-        num_warps=config.num_warps,
-    )
-    assert made.metadata.shared <= SHARED_BYTES[HOPPER]

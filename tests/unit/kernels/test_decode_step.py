@@ -76,24 +76,6 @@ def test_a_plan_is_kept_while_requests_grow() -> None:
     assert planner.plan(table, lengths + 3) is not first  # after max_steps
 
 
-@pytest.mark.parametrize("change", ["a shared block", "a length", "a request less"])
-def test_a_plan_of_another_batch_is_not_kept(change: str) -> None:
-    planner = Planner(SHAPE, EAGER)
-    table, lengths = batch()
-    first = planner.plan(table, lengths)
-    lengths = lengths + 1
-    if change == "a shared block":
-        table[1, 5] += 1
-    elif change == "a length":
-        lengths[2] += 16
-    else:
-        table, lengths = table[1:], lengths[1:]
-    second = planner.plan(table, lengths)
-    assert second is not None and second is not first
-    assert second.num_requests == len(lengths)
-    assert second.kv_tokens_read_ungrouped == lengths.sum()
-
-
 def test_no_plan_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(decode_step, "make_plan", lambda *given: calls.append(given))

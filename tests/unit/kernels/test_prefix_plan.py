@@ -264,14 +264,6 @@ def test_a_plan_that_saves_too_little_is_none(batch: Batch) -> None:
     assert pp.make_plan(*batch, LARGE) is None
 
 
-def test_splits_fill_the_multiprocessors_without_a_wave_for_a_few() -> None:
-    for shared_blocks in (64, 512, 700, 2048):
-        plan = pp.build_plan(*one_group(64, shared_blocks, 16), LARGE)
-        programs = plan.num_wide_items * LARGE.num_kv_heads
-        assert programs <= pl.DEFAULT_COSTS.num_multiprocessors
-    assert programs > 0.9 * pl.DEFAULT_COSTS.num_multiprocessors
-
-
 # -- wrong arguments
 
 
@@ -289,16 +281,3 @@ def test_splits_fill_the_multiprocessors_without_a_wave_for_a_few() -> None:
 def test_a_wrong_batch_is_refused(table: np.ndarray, lengths: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pp.build_plan(table, lengths, SHAPE)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_heads": 3}, "multiple of num_kv_heads"),
-        ({"num_kv_heads": 0}, "must be positive"),
-        ({"block_size_tokens": 0}, "must be positive"),
-    ],
-)
-def test_a_wrong_shape_is_refused(wrong: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(SHAPE, **wrong)

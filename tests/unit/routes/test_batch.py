@@ -67,20 +67,6 @@ def test_an_unexpected_error_is_one_lines():
     assert lines[1]["body"]["error"]["type"] == "InternalServerError"
 
 
-def test_a_request_that_is_cancelled_by_somebody_else_has_its_line():
-    serving = Serving(bad=raising(asyncio.CancelledError()))
-    lines = run(connect(serving), item("bad"), item("good"))
-    assert [lines[i]["status"] for i in range(2)] == [499, 200]
-
-
-def test_a_model_that_cannot_chat_says_so():
-    chat = {"path": "chat/completions", "body": {"model": "demo", "messages": []}}
-    lines = run(connect(Serving()), chat, item("good"))
-    assert lines[0]["status"] == 501
-    assert "does not support Chat Completions" in lines[0]["body"]["error"]["message"]
-    assert lines[1]["status"] == 200
-
-
 @pytest.mark.parametrize("error", [KeyError("x"), asyncio.CancelledError(), None])
 def test_the_load_of_a_server_counts_each_request_as_long_as_it_runs(error):
     serving = Serving(bad=raising(error)) if error else Serving()

@@ -64,15 +64,6 @@ def test_candidates_continue_a_shared_beginning() -> None:
     assert match(client, ids) == told
 
 
-def test_token_ids_of_a_shared_beginning_are_sent_to_the_engine_once() -> None:
-    engine = FakeEngine(match=[0, 0])
-    match(connect(engine), {"prompt": [1, 2, 3], "candidates": [[4], [5, 6]]})
-    ((_, arguments),) = engine.asked
-    assert arguments is not None
-    assert unpack(arguments["prefix"]) == [1, 2, 3]
-    assert [unpack(one) for one in arguments["candidates"]] == [[4], [5, 6]]
-
-
 def test_of_several_engines_the_one_with_most_of_a_candidate_counts() -> None:
     client = connect(CachingEngine("abcd"), CachingEngine("abxyz"))
     told = match(client, {"candidates": ["abcd", "abxyz", "q"]})
@@ -142,8 +133,3 @@ def test_what_is_wrong_is_said_in_one_sentence(body: dict[str, Any], sentence: s
     assert answer.status_code == 400
     assert sentence in text and "\n" not in text
     assert engine.asked == []
-
-
-def test_an_unknown_model_is_not_looked_up() -> None:
-    answer = connect(FakeEngine()).post("/v1/sgl/match", json={"candidates": ["a"], "model": "no"})
-    assert (answer.status_code, answer.json()["detail"]) == (404, "this server has no model 'no'")

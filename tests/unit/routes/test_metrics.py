@@ -11,14 +11,13 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, make_asgi_app
 from prometheus_client.parser import text_string_to_metric_families
-from vllm import envs
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes import metrics
 from sgl_vllm.routes.metrics import SglCollector
 from sgl_vllm.scheduler.queue import OrderCounters
-from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters, merge_stats
+from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from tests.fake_engines import FakeEngine, fake_server
 
 STATS = EngineStats(
@@ -69,11 +68,6 @@ def test_what_an_engine_does_not_count_is_not_exported() -> None:
     assert samples(None) == samples(EngineStats()) == {}
 
 
-def test_a_part_that_is_off_in_one_engine_is_off() -> None:
-    merged = merge_stats([STATS, EngineStats(parts={"radix": "error", "jump_forward": "on"})])
-    assert merged.parts == {"radix": "error", "jump_forward": "by option"}
-
-
 # -- one API server of several
 
 
@@ -115,16 +109,6 @@ def test_an_api_server_tells_of_all_engines_what_they_say_at_that_moment(let_tim
     engines[0].answers["stats"] = ran(8)
     let_time_pass()
     assert told_by(client.get("/metrics/")) == {"sgl_vllm:forward_passes_total": 28}
-
-
-@pytest.mark.usefixtures("shared_counts")
-def test_in_development_mode_each_scrape_asks_the_engines(monkeypatch) -> None:
-    monkeypatch.setattr(envs, "VLLM_SERVER_DEV_MODE", True, raising=False)
-    engine = FakeEngine(stats=ran(7))
-    client = TestClient(fake_server(engine))
-    for number in (1, 2, 3):
-        assert client.get("/metrics").headers["Cache-Control"] == "max-age=0"
-        assert len(engine.asked) == number
 
 
 def test_a_page_has_all_that_was_counted_before_its_scrape() -> None:

@@ -96,14 +96,6 @@ def test_if_one_engine_cannot_pin_none_does() -> None:
     assert engines[0].pinned == {}
 
 
-def test_without_a_tree_there_are_no_pins() -> None:
-    client = connect(FakeEngine())
-    status, text = error(client.post("/v1/sgl/pin", json={"prompt": "Once"}))
-    assert status == 409 and "`radix` is off" in text
-    assert client.get("/v1/sgl/pins").json() == {"engines": [{"pins": []}]}
-    assert client.post("/v1/sgl/unpin", json={"pin_id": "a0"}).status_code == 404
-
-
 PROMPT = "prompt has to be a text or a list of token ids"
 MESSAGES = "messages has to be a list of messages of text"
 SALT = "cache_salt has to be a text"

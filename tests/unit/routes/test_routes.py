@@ -17,7 +17,6 @@ from sgl_vllm.routes.bodies import (
     BoundedTokenizeCompletionRequest,
     json_object,
 )
-from sgl_vllm.routes.tree import prefers_html
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
@@ -104,12 +103,6 @@ def test_what_a_page_of_another_site_can_send_without_being_asked_reaches_no_eng
 # -- the tree
 
 
-def test_the_tree_is_that_of_every_engine_in_order() -> None:
-    answers = [tree_answer([node(None, size)]) for size in (70, 80)]
-    client = connect(*(FakeEngine(tree=answer) for answer in answers))
-    assert client.get("/v1/sgl/tree").json() == {"engines": answers}
-
-
 def test_the_number_of_nodes_is_the_engines_matter() -> None:
     engine = FakeEngine(tree=lambda max_nodes=1000: tree_answer([], nodes_left_out=max_nodes))
     client = connect(engine)
@@ -143,22 +136,6 @@ def test_a_browser_is_sent_to_the_page_and_a_program_is_not() -> None:
     assert sent.headers["location"] == "../../sgl/tree?max_nodes=5"
     for accept in ("*/*", "application/json", "application/json, text/plain, */*"):
         assert client.get("/v1/sgl/tree", headers={"Accept": accept}).json() == {"engines": [{}]}
-
-
-@pytest.mark.parametrize(
-    ("accept", "preferred"),
-    [
-        (BROWSER, True),
-        ("text/html", True),
-        ("text/html;q=0.5, application/json", False),
-        ("text/html, application/json", False),
-        ("application/json;q=0.2, text/html; q=0.3", True),
-        ("text/html;q=x", False),
-        ("", False),
-    ],
-)
-def test_what_an_accept_header_prefers(accept: str, preferred: bool) -> None:
-    assert prefers_html(accept) is preferred
 
 
 # -- bodies

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from sgl_vllm.routes.score import begins_with, parse_score
+from sgl_vllm.routes.score import begins_with
 from tests.fake_engines import FakeEngine, fake_server
 
 A, AB = {"prompt": "a"}, {"prompt": "ab"}
@@ -74,34 +74,28 @@ def test_a_body_of_the_wrong_shape_is_refused_in_one_sentence(body: Any, sentenc
     assert said.isprintable() and len(said) < 400 and "validation error" not in said
 
 
-@pytest.mark.parametrize(
-    ("prompt", "continuation"),
-    [
-        (A, AB),
-        (A, A),
-        ({"prompt": ""}, A),
-        (chat(user("Hi")), chat(user("Hi"), assistant("Ho"), add_generation_prompt=False)),
-        (chat(user("Hi"), assistant("It")), chat(user("Hi"), assistant("It was"))),
-        (chat(user([{"type": "text", "text": "Hi"}])), chat(user("Hi"), assistant("Ho"))),
-    ],
-)
-def test_a_continuation_begins_with_the_prompt(prompt: Any, continuation: Any) -> None:
-    assert begins_with(continuation, prompt)
-    asked = parse_score({"prompt": prompt, "continuations": [continuation]})
-    assert len(asked.continuations) == 1 and not asked.warm
+HI, HO = user("Hi"), user("Ho")
 
 
 @pytest.mark.parametrize(
-    ("prompt", "continuation"),
+    ("prompt", "continuation", "continues"),
     [
-        ({"prompt": "The capital is"}, {"prompt": "Lima"}),
-        (A, chat(user("a"))),
-        (chat(user("a")), A),
-        (chat(user("Hi")), chat(user("Ho"), assistant("a"))),
-        (chat(user("Hi")), chat(assistant("Hi"))),
-        (chat(user("Hi"), user("Ho")), chat(user("Hi"))),
-        (chat(user("Hi"), assistant("It was")), chat(user("Hi"), assistant("It"))),
+        (A, AB, True),
+        (A, A, True),
+        ({"prompt": ""}, A, True),
+        (chat(HI), chat(HI, assistant("Ho"), add_generation_prompt=False), True),
+        (chat(HI, assistant("It")), chat(HI, assistant("It was")), True),
+        (chat(user([{"type": "text", "text": "Hi"}])), chat(HI, assistant("Ho")), True),
+        ({"prompt": "The capital is"}, {"prompt": "Lima"}, False),
+        (A, chat(user("a")), False),
+        (chat(user("a")), A, False),
+        (chat(HI), chat(HO, assistant("a")), False),
+        (chat(HI), chat(assistant("Hi")), False),
+        (chat(HI, HO), chat(HI), False),
+        (chat(HI, assistant("It was")), chat(HI, assistant("It")), False),
     ],
 )
-def test_another_text_is_no_continuation(prompt: Any, continuation: Any) -> None:
-    assert not begins_with(continuation, prompt)
+def test_a_continuation_begins_with_the_prompt(
+    prompt: Any, continuation: Any, continues: bool
+) -> None:
+    assert begins_with(continuation, prompt) is continues

@@ -40,12 +40,6 @@ def test_requests_of_other_routers_are_load(placer):
     assert place(placer, "2", LONG, num_running={first: 1000}) != first
 
 
-def test_a_request_placed_again_counts_once(placer):
-    for _ in range(3):
-        worker = place(placer, "1", LONG)
-    assert placer.router.load(worker).num_running == 1
-
-
 def test_the_end_at_a_replica_that_refused_a_request_is_not_its_end(placer):
     refused_by = place(placer, "1", LONG)
     (other,) = {"a", "b"} - {refused_by}

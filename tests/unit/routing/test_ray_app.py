@@ -24,21 +24,6 @@ def test_each_model_gets_our_router_and_our_plugin():
     assert model["engine_kwargs"]["additional_config"] == {"sgl_vllm": {}}
 
 
-def test_what_the_file_says_stays():
-    theirs = of_one(
-        deployment_config={"request_router_config": {"request_router_class": "ray.x:Y"}},
-        engine_kwargs={"additional_config": {"sgl_vllm": {"radix": False}, "other": 1}},
-    )
-    theirs["ingress_deployment_config"] = {"autoscaling_config": {"min_replicas": 3}}
-    assert ray_app.with_defaults(theirs) == theirs
-
-
-def test_a_model_may_be_in_a_file_of_its_own(tmp_path):
-    (tmp_path / "model.yaml").write_text("model_loading_config: {model_id: demo}")
-    filled = ray_app.with_defaults({"llm_configs": [str(tmp_path / "model.yaml")]})
-    assert filled == ray_app.with_defaults(of_one())
-
-
 def test_the_example_says_what_is_filled_in():
     example = ray_app.read_yaml(EXAMPLE)
     assert ray_app.with_defaults(example) == example
