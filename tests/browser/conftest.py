@@ -36,6 +36,23 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture(params=["light", "dark"])
+def blank(browser, request) -> Iterator[Any]:
+    """An empty page in each color scheme. Whatever it logs, or asks the network for, is a fault."""
+    context = browser.new_context(
+        color_scheme=request.param, viewport={"width": 1100, "height": 800}
+    )
+    page = context.new_page()
+    page.scheme = request.param
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda message: page.problems.append(message.text))
+    page.on("request", lambda asked: page.problems.append(asked.url))
+    yield page
+    assert [one for one in page.problems if not one.startswith(("data:", "about:"))] == []
+    context.close()
+
+
 @pytest.fixture
 def serve(browser) -> Iterator[Serve]:
     """Serves these engines, and opens the page."""

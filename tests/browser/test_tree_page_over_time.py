@@ -62,14 +62,6 @@ def test_no_request_is_sent_from_a_paused_or_hidden_tab(tab: Tab) -> None:
         tab.page.evaluate(hide, False)
 
 
-def test_many_small_prefixes_can_all_be_reached(look_at: Serve) -> None:
-    large = [node(None, 10_000 + number) for number in range(50)]
-    tab = look_at(*large, *(node(None, 10 + number % 5, hits=number) for number in range(150)))
-    for smaller in ("155 smaller", "110 smaller"):
-        tab.page.get_by_role("treeitem", name=smaller).click()
-    expect(tab.page.get_by_role("treeitem", name="65 smaller")).to_be_visible()
-
-
 @pytest.mark.parametrize("width", [360, 800, 1900])
 def test_a_window_of_any_width_needs_no_sideways_scrolling(tab: Tab, width: int) -> None:
     tab.page.set_viewport_size({"width": width, "height": 800})
@@ -101,15 +93,6 @@ def test_a_server_with_an_api_key_is_asked_with_it_and_the_key_stays_in_the_tab(
     stores = "[Object.values(sessionStorage), localStorage.length, document.cookie]"
     assert tab.page.evaluate(stores) == [[API_KEY], 0, ""]
     tab.forgive("401 (Unauthorized)")
-
-
-def test_an_empty_cache_says_so_until_something_is_cached(look_at: Serve) -> None:
-    tab = look_at()
-    nothing = tab.page.get_by_role("heading", name="Nothing is cached yet")
-    expect(nothing).to_be_visible()
-    tab.refresh(node(None, 70))
-    expect(tab.node(70)).to_be_visible()
-    expect(nothing).to_be_hidden()
 
 
 def test_a_tree_that_is_off_says_why(serve: Serve) -> None:
@@ -149,16 +132,6 @@ def test_fields_that_an_engine_does_not_tell_are_unknown(serve: Serve) -> None:
     tab.has("#space-total", "the size of the cache is not known")
     shown = tab.page.inner_text("body")
     assert "NaN" not in shown and "undefined" not in shown
-
-
-def test_each_engine_of_a_data_parallel_server_can_be_looked_at(serve: Serve) -> None:
-    tab = serve(*(FakeEngine(tree=tree_answer([node(None, size)])) for size in (70, 80)))
-    expect(tab.node(70)).to_be_visible()
-    tab.page.get_by_label("Engine").select_option("1")
-    expect(tab.node(80)).to_be_visible()
-    expect(tab.node(70)).to_have_count(0)
-    tab.refresh()
-    expect(tab.node(80)).to_be_visible()
 
 
 def test_more_nodes_are_asked_for_when_some_are_left_out(serve: Serve) -> None:
