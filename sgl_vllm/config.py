@@ -90,7 +90,7 @@ def _described(registry: Mapping[str, object]) -> dict[str, str]:
 
 
 def _eviction_policies() -> Mapping[str, str]:
-    from sgl_vllm.radix.eviction import POLICIES
+    from sgl_vllm.radix.eviction_policies import POLICIES
 
     return _described(POLICIES)
 

@@ -23,7 +23,7 @@ asks `PrefixTree.insert`). When too few blocks are empty, the tree evicts some t
 (`pool.get_new_blocks`, `tree.evict`), in the order of `eviction_order.py`.
 
 Beside this way: `pins.py` (prefixes that stay), `checkpoints.py` (states for other requests),
-`loads.py` (what a connector is still loading), `evictions.py` and `misses.py` (why tokens were
+`loads.py` (what a connector is still loading), `evicted_runs.py` and `misses.py` (why tokens were
 missed), `watchers.py` (which waiting requests to match again), `snapshot.py` (what is shown), and
 `part.py` (which models are served).
 """

@@ -1,7 +1,8 @@
 """The order in which the leaves of a tree are evicted.
 
-Owns the queues of leaves that may be evicted. Does not own the policies (`eviction.py`), nor the
-eviction itself: the tree asks for the next leaf and cuts it. Pure: no vLLM, no torch.
+Owns the queues of leaves that may be evicted. Does not own the policies
+(`eviction_policies.py`), nor the eviction itself: the tree asks for the next leaf and cuts it.
+Pure: no vLLM, no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any  # Any: a policy's key, of its own type
 
 from sgl_vllm.radix.blocks import BlockTable
-from sgl_vllm.radix.eviction import EvictionPolicy, lru
+from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
 from sgl_vllm.radix.node import Node
 
 

@@ -29,7 +29,7 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies, HitPlan
 from sgl_vllm.radix.keys import is_salted

@@ -1,7 +1,7 @@
 """Why prompt tokens were not read from the cache.
 
 Owns the causes, their counters, and the explanations of the last requests. Does not own the lookup
-(`manager.py`), nor what was evicted (`evictions.py`). Imports no vLLM.
+(`manager.py`), nor what was evicted (`evicted_runs.py`). Imports no vLLM.
 
 Each prompt token that a request computes at its first admission has one cause. From the hit on:
 
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple  # Any: JSON
 from sgl_vllm.counters import counter
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.request_ids import is_of_client
-from sgl_vllm.radix.evictions import evicted_parts
+from sgl_vllm.radix.evicted_runs import evicted_parts
 from sgl_vllm.radix.node import Match, Runs
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, unpack
 from sgl_vllm.radix.tree import RadixTree
@@ -202,7 +202,7 @@ class Misses:
         if position >= num_prompt_tokens:
             return
         if node is not None:
-            runs = node.evicted
+            runs = node.evicted_runs
         else:
             runs = tree.evictions.at_root(namespace)
         if runs:

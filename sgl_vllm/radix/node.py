@@ -40,14 +40,14 @@ class EvictedRun:
     Attributes:
         tokens: what was evicted.
         reason, evicted_at: why, and when on the tree's clock the first of them were.
-        evicted: what continues the run or a part of it.
+        evicted_runs: what continues the run or a part of it.
         holder: the runs that it is one of, under `key`.
     """
 
     tokens: Tokens
     reason: Reason
     evicted_at: float
-    evicted: Runs | None
+    evicted_runs: Runs | None
     holder: Runs
     key: tuple[int, Tokens]
 
@@ -76,7 +76,7 @@ class Node:
         windows: for each window group of the tree, its blocks of the same tokens, or `HOLE`
             (`components/windows.py`).
         states: by position, the blocks of the recurrent groups (`components/states.py`).
-        evicted: what was evicted after a part of its tokens (`evictions.py`).
+        evicted_runs: what was evicted after a part of its tokens (`evicted_runs.py`).
         parent: None for a root, and for a node that is no longer in the tree.
         children: by their first token.
         serial: identifies the node in snapshots.
@@ -95,7 +95,7 @@ class Node:
     end: int = field(init=False)
     windows: tuple[list[int], ...] = ()
     states: dict[int, tuple[int, ...]] = field(default_factory=lambda: _NO_STATES)
-    evicted: Runs | None = None
+    evicted_runs: Runs | None = None
     children: dict[Tokens, Node] = field(default_factory=dict)
     serial: int = 0
     num_hits: int = 0

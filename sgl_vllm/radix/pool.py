@@ -35,7 +35,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.components.component import States
-from sgl_vllm.radix.eviction import EvictionPolicy
+from sgl_vllm.radix.eviction_policies import EvictionPolicy
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.inexact import InexactRequests
 from sgl_vllm.radix.loads import Loads

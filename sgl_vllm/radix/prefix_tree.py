@@ -14,9 +14,9 @@ from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.components.component import Component, Given, States
 from sgl_vllm.radix.components.states import RecurrentStates
 from sgl_vllm.radix.components.windows import WindowGroup, Windows
-from sgl_vllm.radix.eviction import EvictionPolicy, lru
+from sgl_vllm.radix.evicted_runs import EvictionMemory
 from sgl_vllm.radix.eviction_order import EvictionOrder
-from sgl_vllm.radix.evictions import EvictionMemory
+from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
 from sgl_vllm.radix.node import InsertResult, Namespace, Node, descend, subtree
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.watchers import Watchers
@@ -210,8 +210,8 @@ class PrefixTree:
         leaf.tokens += tokens
         leaf.end += len(tokens) // TOKEN_BYTES
         leaf.block_ids += block_ids
-        if leaf.evicted:
-            self.evictions.cached_again(leaf.evicted, leaf, old_end)
+        if leaf.evicted_runs:
+            self.evictions.cached_again(leaf.evicted_runs, leaf, old_end)
 
     def _add_leaf(
         self,
@@ -227,8 +227,8 @@ class PrefixTree:
         first_token = tokens[:TOKEN_BYTES]
         parent.children[first_token] = leaf
         self._count(leaf)
-        if parent.evicted and (leaf.start, first_token) in parent.evicted:
-            self.evictions.cached_again(parent.evicted, leaf, leaf.start)
+        if parent.evicted_runs and (leaf.start, first_token) in parent.evicted_runs:
+            self.evictions.cached_again(parent.evicted_runs, leaf, leaf.start)
         self.watchers.notify(namespace if parent.parent is None else parent, first_token)
         return leaf
 
@@ -256,7 +256,7 @@ class PrefixTree:
         del node.block_ids[:num_upper_blocks]
         for component in self.components:
             component.split(node, upper)
-        if node.evicted:
+        if node.evicted_runs:
             self.evictions.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)

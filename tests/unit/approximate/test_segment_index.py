@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from sgl_vllm.approximate.segment_index import Donor, SegmentIndex
-from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import examples

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from sgl_vllm.radix.components.windows import HOLE, WindowGroup
-from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree

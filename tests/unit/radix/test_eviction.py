@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.tree import RadixTree
 from tests.unit.radix.trees import Clock, hit, letters, num_cached, put
 

@@ -9,7 +9,7 @@ import pytest
 from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.windows import WindowGroup
-from sgl_vllm.radix.eviction import POLICIES, EvictionPolicy, lru
+from sgl_vllm.radix.eviction_policies import POLICIES, EvictionPolicy, lru
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tree import RadixTree

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sgl_vllm.radix.evictions import evicted_parts
+from sgl_vllm.radix.evicted_runs import evicted_parts
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import RUN_BYTES
 from sgl_vllm.radix.tokens import pack, unpack
@@ -22,7 +22,7 @@ def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
     memory = tree.evictions
     assert memory is not None
     match = tree.match_prefix(namespace, pack(tokens))
-    runs = match.node.evicted if match.node is not None else memory.at_root(namespace)
+    runs = match.node.evicted_runs if match.node is not None else memory.at_root(namespace)
     position = match.num_tokens
     reasons: list[str] = []
     for part in evicted_parts(runs, position, pack(tokens)):
@@ -128,7 +128,7 @@ def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
     assert len(tree.evictions) == 1
     match = tree.match_prefix("", letters("abcdefgh"))
     assert match.num_tokens == 8 and match.node is not None
-    (part,) = evicted_parts(match.node.evicted, 8, letters("abcdefghijklmnopqrst"))
+    (part,) = evicted_parts(match.node.evicted_runs, 8, letters("abcdefghijklmnopqrst"))
     assert part.end == 20 and int(part.evicted_at) == 3
     clock.now = 4
     tree.evict(2)

@@ -5,7 +5,8 @@ Does not own what is cached (`tree.py`), nor what a miss is put down to (`misses
 vLLM, no torch.
 
 The runs continue the tree. Each hangs at the position of a node, or of another run, where its
-tokens went on, in the field `evicted` of that node or run:
+tokens went on, in the field `evicted_runs` of that node
+or run:
 
     cached        |------- A -------|            evicted at its end: [40, 64)
                           |                      and inside it: [32, 48), of another continuation
@@ -89,11 +90,11 @@ class EvictionMemory:
         if self._reason is None:
             return
         if node.children:  # they leave next
-            if node.evicted is None:
-                node.evicted = {}
-            self._add(node.parent, node.start, node.tokens, node.evicted)
+            if node.evicted_runs is None:
+                node.evicted_runs = {}
+            self._add(node.parent, node.start, node.tokens, node.evicted_runs)
         else:
-            self._add_or_extend(node.parent, node.start, node.tokens, node.evicted)
+            self._add_or_extend(node.parent, node.start, node.tokens, node.evicted_runs)
 
     def end_left(self, node: Node, end: int) -> None:
         """Childless `node` is about to lose its tokens from `end` on."""
@@ -104,12 +105,12 @@ class EvictionMemory:
         self._add_or_extend(node, end, lost, _cut_after(node, end))
 
     def _add_or_extend(
-        self, node: Node | None, position: int, tokens: Tokens, evicted: Runs | None
+        self, node: Node | None, position: int, tokens: Tokens, evicted_runs: Runs | None
     ) -> None:
-        """As `_add`, but if `evicted` is the one run that was cut off before, for the same reason,
-        the tokens become its first: a leaf often leaves the tree block by block."""
-        if node is not None and evicted is not None and len(evicted) == 1:
-            (run,) = evicted.values()
+        """As `_add`, but if `evicted_runs` are the one run that was cut off before, for the same
+        reason, the tokens become its first: a leaf often leaves the tree block by block."""
+        if node is not None and evicted_runs is not None and len(evicted_runs) == 1:
+            (run,) = evicted_runs.values()
             if (
                 run.key[0] == position + len(tokens) // TOKEN_BYTES
                 and run.reason == self._reason
@@ -123,14 +124,16 @@ class EvictionMemory:
                 self.num_bytes += len(tokens)
                 self._forget_oldest()
                 return
-        self._add(node, position, tokens, evicted)
+        self._add(node, position, tokens, evicted_runs)
 
-    def _add(self, node: Node | None, position: int, tokens: Tokens, evicted: Runs | None) -> None:
+    def _add(
+        self, node: Node | None, position: int, tokens: Tokens, evicted_runs: Runs | None
+    ) -> None:
         if self._reason is None or node is None:
             return
         runs = self._runs_of(node)
         key = position, tokens[:TOKEN_BYTES]
-        runs[key] = run = EvictedRun(tokens, self._reason, self._now, evicted, runs, key)
+        runs[key] = run = EvictedRun(tokens, self._reason, self._now, evicted_runs, runs, key)
         self._order.append(run)
         self._num_runs += 1
         self.num_bytes += RUN_BYTES + len(tokens)
@@ -146,11 +149,11 @@ class EvictionMemory:
 
     def _runs_of(self, node: Node) -> Runs:
         """What hangs at `node`, to be changed."""
-        if not node.evicted and node in self._namespaces:
+        if not node.evicted_runs and node in self._namespaces:
             return self._runs_of_root(node)
-        if node.evicted is None:
-            node.evicted = {}
-        return node.evicted
+        if node.evicted_runs is None:
+            node.evicted_runs = {}
+        return node.evicted_runs
 
     def _runs_of_root(self, root: Node) -> Runs:
         namespace = self._namespaces[root]
@@ -159,18 +162,18 @@ class EvictionMemory:
                 self._at_roots = {name: runs for name, runs in self._at_roots.items() if runs}
                 self._max_roots = 64 + 2 * len(self._at_roots)
             self._at_roots[namespace] = {}
-        root.evicted = self._at_roots[namespace]
-        return root.evicted
+        root.evicted_runs = self._at_roots[namespace]
+        return root.evicted_runs
 
     # -- what changes in the tree ---------------------------------------------------------------
 
     def root_added(self, root: Node) -> None:
-        root.evicted = self._at_roots.get(self._namespaces[root])
+        root.evicted_runs = self._at_roots.get(self._namespaces[root])
 
     def split(self, node: Node, upper: Node) -> None:
         """`upper` has got the first tokens of `node`."""
         below = _cut_after(node, upper.end)
-        upper.evicted, node.evicted = node.evicted, below
+        upper.evicted_runs, node.evicted_runs = node.evicted_runs, below
 
     def cached_again(self, runs: Runs, node: Node, position: int) -> None:
         """`node` has got tokens from `position` on, where `runs` hang. What it has of them is
@@ -186,20 +189,20 @@ class EvictionMemory:
             position += num_same
             offset += num_same * TOKEN_BYTES
             below = _cut_after(run, position)
-            if run.evicted:
-                node.evicted = _moved(run.evicted, node.evicted)
+            if run.evicted_runs:
+                node.evicted_runs = _moved(run.evicted_runs, node.evicted_runs)
             self.num_bytes -= run.num_bytes
             run.tokens = run.tokens[num_same * TOKEN_BYTES :]
             if run.tokens:
-                if node.evicted is None:
-                    node.evicted = {}
-                run.evicted, run.holder = below, node.evicted
+                if node.evicted_runs is None:
+                    node.evicted_runs = {}
+                run.evicted_runs, run.holder = below, node.evicted_runs
                 run.key = position, run.tokens[:TOKEN_BYTES]
-                node.evicted[run.key] = run
+                node.evicted_runs[run.key] = run
                 self.num_bytes += run.num_bytes
             else:
                 self._num_runs -= 1
-            next_runs = node.evicted
+            next_runs = node.evicted_runs
         if len(self._order) > 2 * self._num_runs + 64:
             self._order = deque(run for run in self._order if run.tokens)
 
@@ -217,14 +220,14 @@ class EvictionMemory:
             holders += runs.values()
             assert all(run.holder is runs and run.key[0] == 0 for run in runs.values())
         for root, namespace in self._namespaces.items():
-            assert (root.evicted or {}) == (self._at_roots.get(namespace) or {})
-            assert not {first for _, first in root.evicted or ()} & root.children.keys()
+            assert (root.evicted_runs or {}) == (self._at_roots.get(namespace) or {})
+            assert not {first for _, first in root.evicted_runs or ()} & root.children.keys()
         seen = set(holders)
         for holder in holders:
             start = holder.start if isinstance(holder, Node) else holder.key[0]
-            for key, run in (holder.evicted or {}).items():
+            for key, run in (holder.evicted_runs or {}).items():
                 offset = (key[0] - start) * TOKEN_BYTES
-                assert run.holder is holder.evicted and run.key == key and run not in seen
+                assert run.holder is holder.evicted_runs and run.key == key and run not in seen
                 assert 0 < offset <= len(holder.tokens)
                 assert key[1] == run.tokens[:TOKEN_BYTES]
                 assert not holder.tokens.startswith(key[1], offset)
@@ -246,16 +249,16 @@ def evicted_parts(runs: Runs | None, position: int, tokens: Tokens) -> Iterator[
             return
         position += common_prefix_length(run.tokens, tokens, offset)
         yield EvictedPart(position, run.reason, run.evicted_at)
-        runs = run.evicted
+        runs = run.evicted_runs
 
 
 def _cut_after(holder: Node | EvictedRun, position: int) -> Runs | None:
     """Take the runs after `position` from `holder`. Returns them."""
-    if not holder.evicted:
+    if not holder.evicted_runs:
         return None
-    below: Runs = {key: run for key, run in holder.evicted.items() if key[0] > position}
+    below: Runs = {key: run for key, run in holder.evicted_runs.items() if key[0] > position}
     for key, run in below.items():
-        del holder.evicted[key]
+        del holder.evicted_runs[key]
         run.holder = below
     return below or None
 
