@@ -306,7 +306,7 @@ class ApproximateReuse(StepHooks):
             del self._planned[request_id]
 
     def _blocks_of(self, request: Request) -> Sequence[KVCacheBlock]:
-        return self._radix.groups.full_blocks[request.request_id]
+        return self._radix.groups.main_blocks[request.request_id]
 
     def _copy(self, request: Request, reuse: Reuse) -> TurnedCopy:
         size = self._radix.block_size

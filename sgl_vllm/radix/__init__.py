@@ -17,10 +17,14 @@ How a request finds its hit:
     vLLM            takes references to the blocks (`pool.touch` locks them in the tree), allocates
                     the rest, and copies the partial block before the forward pass
 
-And how it leaves one: whole blocks enter the tree when they are scheduled, the rest of a prompt
-when it is computed, and other tokens when the request ends (`retention.py` asks `pool.index`, which
-asks `PrefixTree.insert`). When too few blocks are empty, the tree evicts some that no request holds
-(`pool.get_new_blocks`, `tree.evict`), in the order of `eviction_order.py`.
+    `manager.py`    vLLM calls `record_prefix_cache_stats` when it admits the request: `record_hit`
+                    in `lookup.py` then counts what is used, which splits a node used in part
+
+And how it leaves one: whole blocks that a step is to compute enter the tree at the next lookup or
+step (`pool.cache_full_blocks`), the rest of a prompt when it is computed, and other tokens when the
+request ends (`retention.py` asks `pool.index`, which asks `PrefixTree.insert`). When too few blocks
+are empty, the tree evicts some that no request holds (`pool.get_new_blocks`, `tree.evict`), in the
+order of `eviction_order.py`.
 
 Beside this way: `pins.py` (prefixes that stay), `checkpoints.py` (states for other requests),
 `loads.py` (what a connector is still loading), `evicted_runs.py` and `misses.py` (why tokens were

@@ -1,7 +1,7 @@
 """The table of cached blocks: which node owns each, and which are locked.
 
-Owns ownership and locks. Does not own what a block holds (`tree.py`) nor which block is evicted
-first (`eviction_order.py`). Pure: no vLLM, no torch.
+Owns ownership and locks. Does not own what a block holds (`prefix_tree.py`) nor which block is
+evicted first (`eviction_order.py`). Pure: no vLLM, no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copies of a running request's recurrent state, kept for other requests.
 
 Owns where such a copy, a *checkpoint*, is made, and having vLLM make it. Does not own states that
-requests leave behind anyway, at the end of a block or at their own end (`manager.py`), nor what
-becomes of a state in the tree (`components/states.py`).
+requests leave behind anyway, at the end of a block or at their own end (`retention.py`), nor
+what becomes of a state in the tree (`components/states.py`).
 
 A recurrent layer overwrites its state with every token. So a request that finds 900 cached tokens
 of its prompt, but a state after 400 of them only, computes 500 tokens again, and so would the next.
@@ -90,7 +90,7 @@ class Checkpoints:
     def begin(self, request: Request, num_new_tokens: int) -> bool:
         """Ask vLLM for a checkpoint of what a running request has computed, when it next allocates
         blocks for it, if there is reason and room for one. Returns whether it was requested."""
-        record, position = self._pool.records.known(request), request.num_computed_tokens
+        record, position = self._pool.records.lagging(request), request.num_computed_tokens
         if record is None or not self._groups.recurrent:
             return False
         is_stop = position in record.stops
@@ -102,7 +102,7 @@ class Checkpoints:
         if block_ids is None or tree.states is None:
             return False  # at the end of a block the state stays there by itself
         num_needed = num_new_tokens // groups.block_size + 1
-        num_needed *= groups.num_blocks_per_full_block
+        num_needed *= groups.num_blocks_per_main_block
         num_needed += len(groups.recurrent)
         num_free = self._pool.get_num_free_blocks()
         if num_free < num_needed:
@@ -129,10 +129,10 @@ class Checkpoints:
         for manager in self._groups.recurrent:
             source = manager.req_to_blocks[request.request_id][number]
             copies += [copy for block, copy in manager._pending_cow_copies if block is source]
-        blocks = self._groups.full_blocks[request.request_id]
+        blocks = self._groups.main_blocks[request.request_id]
         block_ids = [block.block_id for block in copies]
         self._pool.index(request, blocks, position, states={position: block_ids})
         self._pool.mark_computed_in_this_step(block_ids)
-        record = self._pool.records.known(request)
+        record = self._pool.records.lagging(request)
         is_stop = record is not None and position in record.stops
         self._pool.tree.mark_state(block_ids[0], Kind.BRANCH if is_stop else Kind.PROMPT)

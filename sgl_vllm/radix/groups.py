@@ -42,10 +42,9 @@ class Groups:
         num_groups: all of them.
         block_size: tokens per block of full attention and of recurrent groups.
         common_block_size: every block, of any group, begins and ends at a multiple of it.
-        full: number of the group that the tree takes for its own.
-        full_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
-        num_cached_blocks: by request id, how many of these vLLM has cached, scheduled ones
-            included. vLLM's.
+        main: number of the group that the tree takes for its own.
+        main_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
+        num_cached_by_request: how many of these vLLM has cached, scheduled ones included. vLLM's.
         windows: the window groups.
         recurrent: vLLM's managers of the recurrent groups.
     """
@@ -54,12 +53,12 @@ class Groups:
         numbers = range(len(managers))
         specs = [manager.kv_cache_spec for manager in managers]
         # Full attention skips nothing. Where there is none, the longest window never ends.
-        self.full = min(numbers, key=lambda i: managers[i].get_num_skipped_tokens(sys.maxsize))
+        self.main = min(numbers, key=lambda i: managers[i].get_num_skipped_tokens(sys.maxsize))
         recurrent = [number for number in numbers if isinstance(specs[number], MambaSpec)]
-        windows = [number for number in numbers if number not in (self.full, *recurrent)]
-        order = [self.full, *windows, *recurrent]
+        windows = [number for number in numbers if number not in (self.main, *recurrent)]
+        order = [self.main, *windows, *recurrent]
         self._tree_order_index = [order.index(number) for number in numbers]
-        first = managers[self.full]
+        first = managers[self.main]
         self.managers = managers
         self.num_groups = len(managers)
         self.block_size = first.block_size
@@ -68,8 +67,8 @@ class Groups:
             WindowGroup(managers[i].block_size, managers[i].get_num_skipped_tokens) for i in windows
         ]
         self.recurrent: list[SingleTypeKVCacheManager] = [managers[i] for i in recurrent]
-        self.full_blocks = first.req_to_blocks
-        self.num_cached_blocks = first.num_cached_block
+        self.main_blocks = first.req_to_blocks
+        self.num_cached_by_request = first.num_cached_block
         self._window_blocks = [managers[i].req_to_blocks for i in windows]
         limits = [managers[i].max_admission_blocks_per_request for i in windows]
         limits += [
@@ -101,7 +100,7 @@ class Groups:
     def blocks_at(self, request: Request, position: int) -> set[int]:
         """The blocks of full attention and of the window groups in which a request has the token at
         `position`."""
-        blocks = self.full_blocks.get(request.request_id) or []
+        blocks = self.main_blocks.get(request.request_id) or []
         number = position // self.block_size
         of_groups = [blocks[number : number + 1]]
         of_groups += self.window_blocks_of(request, position, position + 1)
@@ -146,11 +145,11 @@ class Groups:
         return total
 
     @property
-    def num_blocks_per_full_block(self) -> int:
+    def num_blocks_per_main_block(self) -> int:
         """How many blocks there are, in all groups, for the tokens of one block of full attention,
         as long as all groups keep them."""
         return 1 + sum(self.block_size // manager.block_size for manager, _ in self._limits)
 
     def tokens_in(self, num_blocks: int) -> int:
         """How many tokens fit into blocks of the pool, as long as all groups keep them."""
-        return num_blocks * self.block_size // self.num_blocks_per_full_block
+        return num_blocks * self.block_size // self.num_blocks_per_main_block

@@ -1,7 +1,10 @@
 """Copies of blocks in which hits end, so that a request can write behind what it shares.
 
 Owns which hits may end inside a block: how much is copied in a step, whether there is room, and
-which requests wait for room. Does not own the copying, which is vLLM's.
+which requests wait for room. Does not own the copying, which is vLLM's:
+of a hit that ends inside a block, `SingleTypeKVCacheManager.add_local_computed_blocks` notes that
+block, `_apply_cow` puts a new one in its place, and `take_kv_cache_block_copies` has the worker
+copy it.
 
 A request that copies holds both blocks of each group for a while, so it takes more blocks than one
 without a hit. If these are not free, a hit of whole blocks loses less than a block. With recurrent
@@ -95,7 +98,7 @@ class HitCopies:
         self._num_copies = 0
         self._waiting = None
 
-    def count(self) -> None:
+    def note_copied(self) -> None:
         """A request was admitted with a hit that ends inside a block."""
         self._num_copies += self._groups.num_groups
 
@@ -128,6 +131,6 @@ class HitCopies:
             record.num_waits_for_room += 1
             self._waiting = record.request
 
-    def are_waited_for(self, request: Request) -> bool:
+    def is_waiting(self, request: Request) -> bool:
         """Whether `request`, which was looked up last, waits for room as long as others run."""
         return self._waiting is request

@@ -42,8 +42,8 @@ class InexactRequests:
     def begin(
         self, request_id: str, num_exact: int, needed: Sequence[Sequence[KVCacheBlock]]
     ) -> None:
-        """From token `num_exact` on, a request's KV will be inexact. Until `released`, it holds the
-        blocks `needed`."""
+        """From token `num_exact` on, a request's KV will be inexact. Until `release_first`
+        gives them back, it holds the blocks `needed`."""
         self.end(request_id)
         for blocks in needed:
             self._touch(blocks)

@@ -126,24 +126,24 @@ class Loads:
 
     def _sharers(self, failed: Request, begin: int) -> list[Request]:
         """The other requests in doubt that share blocks of `failed` from token `begin` on."""
-        first, full_blocks = begin // self._groups.block_size, self._groups.full_blocks
-        lost = {block.block_id for block in full_blocks.get(failed.request_id, ())[first:]}
+        first, main_blocks = begin // self._groups.block_size, self._groups.main_blocks
+        lost = {block.block_id for block in main_blocks.get(failed.request_id, ())[first:]}
         return [
             load.request
             for request_id, load in self._loads.items()
             if load.request is not failed
-            and not lost.isdisjoint(block.block_id for block in full_blocks.get(request_id, ()))
+            and not lost.isdisjoint(block.block_id for block in main_blocks.get(request_id, ()))
         ]
 
     def _first_shared(self, request: Request, num_hit: int) -> int:
         """The first of `num_hit` tokens whose block another load fills; `num_hit` if none does."""
-        size, full_blocks = self._groups.block_size, self._groups.full_blocks
-        blocks = full_blocks.get(request.request_id, ())[: num_hit // size]
+        size, main_blocks = self._groups.block_size, self._groups.main_blocks
+        blocks = main_blocks.get(request.request_id, ())[: num_hit // size]
         shared = [
             number * size
             for request_id, load in self._loads.items()
             for number, (own, other) in enumerate(
-                zip(blocks, full_blocks.get(request_id, ()), strict=False)
+                zip(blocks, main_blocks.get(request_id, ()), strict=False)
             )
             if own is other and number >= load.begin // size
         ]

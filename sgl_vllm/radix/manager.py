@@ -6,8 +6,9 @@ allocating, copying and events, which stay vLLM's. `RadixKVCacheManager.adopt` c
 objects in place, so every reference to them stays valid.
 
 A hit may end inside a block. vLLM then allocates one more block and copies the partial one into it
-before the forward pass. Whole blocks enter the tree when they are scheduled, as in vLLM, the rest
-when it is computed. With speculative decoding, the tree has accepted tokens only.
+before the forward pass. Whole blocks that a step is to compute enter the tree at the next lookup,
+or when the next step starts; the rest when it is computed. With speculative decoding, the tree has
+accepted tokens only.
 
 In `allocate_slots`, vLLM frees superseded states and blocks that have left a window, and may reuse
 them in the same call. So computed tokens enter the tree before that call.
@@ -252,7 +253,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         return KVCacheBlocks(blocks)
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
-        """Called once for every request that is admitted."""
+        """Called once for every request that is admitted. Here the tree is told of its hit, too."""
         super().record_prefix_cache_stats(request, num_hits)
         if not request.num_preemptions:
             self._explaining.run(
@@ -296,7 +297,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         If there is no room with the checkpoint, allocate without it. After: count the copies of
         blocks, and note what a KV connector will load.
         """
-        if self._copies.are_waited_for(request) and has_scheduled_reqs:
+        if self._copies.is_waiting(request) and has_scheduled_reqs:
             return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
@@ -328,7 +329,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         if blocks is None:
             return None
         if num_new_computed_tokens % self.block_size:
-            self._copies.count()
+            self._copies.note_copied()
         if num_external_computed_tokens:
             record = self.pool.records.of(request)
             if record is not None:
@@ -366,7 +367,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
-        record = self.pool.records.known(request)
+        record = self.pool.records.lagging(request)
         if record is None or self.is_off:
             return num_new_tokens
         return self.checkpoints.cut_to_stop(record, start, num_new_tokens)
@@ -386,7 +387,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         """Whether something may have to be evicted to allocate `num_tokens` more for so many
         requests."""
         num_blocks = num_requests + num_tokens // self.block_size
-        num_blocks *= self.groups.num_blocks_per_full_block
+        num_blocks *= self.groups.num_blocks_per_main_block
         return not self.is_off and self.pool.num_empty_blocks < num_blocks
 
     def reset_prefix_cache(self) -> bool:

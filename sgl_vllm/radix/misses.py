@@ -1,7 +1,7 @@
 """Why prompt tokens were not read from the cache.
 
 Owns the causes, their counters, and the explanations of the last requests. Does not own the lookup
-(`manager.py`), nor what was evicted (`evicted_runs.py`). Imports no vLLM.
+(`lookup.py`), nor what was evicted (`evicted_runs.py`). Imports no vLLM.
 
 Each prompt token that a request computes at its first admission has one cause. From the hit on:
 

@@ -167,7 +167,7 @@ def why_refused(config: KVCacheConfig, max_model_len: int) -> str | None:
 
 def _reach(spec: KVCacheSpec) -> float:
     """How many tokens up to itself a token reads. The tree takes the group with the most for its
-    own (`Groups.full`)."""
+    own (`Groups.main`)."""
     return spec.sliding_window if type(spec) is SlidingWindowSpec else math.inf
 
 

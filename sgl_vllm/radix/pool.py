@@ -2,7 +2,7 @@
 
 Owns which blocks of a request are in the tree (`match`, `index`), the agreement of the tree's locks
 with vLLM's reference counts, and which blocks are handed out next. Does not own which tokens of a
-request are computed (`manager.py`), what is kept of a request (`request_record.py`), or pins
+request are computed (`retention.py`), what is kept of a request (`request_record.py`), or pins
 (`pins.py`).
 
 vLLM keeps all blocks without a reference in one queue and hands them out from its front. Here:
@@ -187,7 +187,7 @@ class RadixBlockPool(MarkedBlockPool):
         """Take what failed loads should have filled, and what was computed from it, out of the
         tree."""
         for request, begin, is_sharer in self.loads.settle():
-            blocks = self.groups.full_blocks.get(request.request_id, [])
+            blocks = self.groups.main_blocks.get(request.request_id, [])
             windows = self.groups.window_blocks_of(request, begin, len(blocks) * self.block_size)
             for of_group in (blocks[begin // self.block_size :], *windows):
                 self.unindex(of_group)
@@ -291,7 +291,7 @@ class RadixBlockPool(MarkedBlockPool):
     ) -> None:
         """Called by vLLM for each group when more blocks of `request` are full, or will be after
         this step."""
-        if not self.is_off and kv_cache_group_id == self.groups.full:
+        if not self.is_off and kv_cache_group_id == self.groups.main:
             begin = self.first_computed
             if begin is None:
                 begin = request.num_computed_tokens
@@ -387,6 +387,7 @@ class RadixBlockPool(MarkedBlockPool):
                 self.remove_hashes(block)
             else:
                 block.reset_hash()
+            # One that `super().get_new_blocks` reuses has left the queue already.
             if block.ref_cnt == 0 and block.next_free_block is not None:
                 queue.remove(block)
                 unused.append(block)

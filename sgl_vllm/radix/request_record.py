@@ -1,7 +1,7 @@
 """What the cache keeps of each live request.
 
 Owns a request's tokens as the tree compares them, and where the request stands in the tree. Does
-not own which of these tokens are computed (`manager.py`), nor the request's blocks (`pool.py`).
+not own which of these tokens are computed (`retention.py`), nor the request's blocks (`pool.py`).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class RequestRecords:
             record.tokens += self._keys.pack(request, len(record.tokens) // TOKEN_BYTES)
         return record if record.namespace is not None else None
 
-    def known(self, request: Request) -> RequestRecord | None:
-        """The record of `request`, whose tokens may lag behind; None if it stays out of the tree.
-        Cheap while a long request decodes: `of` copies all its tokens for every new one."""
+    def lagging(self, request: Request) -> RequestRecord | None:
+        """As `of`, but the record's tokens may lag behind the request. Cheap while a long request
+        decodes: `of` copies all its tokens for every new one."""
         record = self._records.get(request.request_id)
         if record is None or record.request is not request:
             return self.of(request)

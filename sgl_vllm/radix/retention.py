@@ -48,7 +48,7 @@ class Retention:
 
     def retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""
-        blocks = self._groups.full_blocks.get(request.request_id)
+        blocks = self._groups.main_blocks.get(request.request_id)
         if not blocks:
             return
         record = self._pool.records.of(request)
@@ -75,7 +75,7 @@ class Retention:
         """Take out of the tree what `request` was to compute or load, but may never have: it was
         taken out of the step, or its load has failed or may fail yet. Only blocks of its own, not
         those that it found."""
-        num_scheduled = self._groups.num_cached_blocks.get(request.request_id, 0)
+        num_scheduled = self._groups.num_cached_by_request.get(request.request_id, 0)
         num_sure, end = self._pool.loads.num_sure(request), num_scheduled * self._groups.block_size
         if end > num_sure:
             num_kept = max(num_sure, num_found)
@@ -103,14 +103,14 @@ class Retention:
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
         if request.num_computed_tokens < num_tokens:
             return
-        blocks = self._groups.full_blocks.get(request.request_id)
+        blocks = self._groups.main_blocks.get(request.request_id)
         if blocks:
             self._pool.index(request, blocks, num_tokens, states=states)
 
     def index_before_blocks_go(self, request: Request) -> None:
         """Put the whole blocks, of any group, that a running request has computed into the tree,
         and its states after them, unless they have been there."""
-        record = self._pool.records.known(request)
+        record = self._pool.records.lagging(request)
         if record is None:
             return
         num_tokens = self._num_to_index(request, record)
@@ -141,6 +141,6 @@ class Retention:
         num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         num_tokens = min(num_computed, request.num_tokens, self._pool.loads.num_sure(request))
         if 0 < num_tokens <= record.num_loaded:
-            num_cached = self._groups.num_cached_blocks.get(request.request_id, 0)
+            num_cached = self._groups.num_cached_by_request.get(request.request_id, 0)
             num_tokens = min(num_tokens, num_cached * self._groups.block_size)
         return num_tokens

@@ -185,8 +185,8 @@ class RadixTree(PrefixTree):
     # -- lock ---------------------------------------------------------------------------------
 
     def lock(self, block_ids: Iterable[int]) -> None:
-        """Evict neither these blocks nor those before them in their sequences. Ids that are not in
-        the tree are ignored."""
+        """Evict neither these blocks nor those before them in their sequences, as long as `evict`
+        has anything else. Ids that are not in the tree are ignored."""
         self.blocks.lock(block_ids)
 
     def unlock(self, block_ids: Sequence[int]) -> None:

@@ -37,9 +37,9 @@ TRUSTED = {
         "_Interned.acquire",
         "_Interned.release",
         "HitCopies.step_starts",
-        "HitCopies.count",
+        "HitCopies.note_copied",
     ),
-    *("HitCopies.are_waited_for", "ScoredRequests.expect"),
+    *("HitCopies.is_waiting", "ScoredRequests.expect"),
     *("ScoredRequests.before_update", "ScoredRequests.after_update", "Programs.arrived"),
     *("Programs.step_starts", "Programs._guarded", "Programs._read_left"),
 }

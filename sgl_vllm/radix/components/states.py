@@ -1,9 +1,9 @@
 """KV-cache groups of recurrent layers, which keep one state per request: Mamba, linear attention.
 
 Owns which blocks hold the state after which prefix, where a hit may end because of that, and which
-states can be evicted. Does not own tokens, nodes and the blocks of full attention (`tree.py`),
-ownership and locks (`blocks.py`), nor the order in which states are evicted (`state_order.py`).
-Pure: no vLLM, no torch.
+states can be evicted. Does not own tokens, nodes and the blocks of full attention
+(`prefix_tree.py`), ownership and locks (`blocks.py`), nor the order in which states are
+evicted (`state_order.py`). Pure: no vLLM, no torch.
 
 A state is what a recurrent layer has made of *all* tokens so far. It cannot be cut, and the next
 token overwrites it. So a hit can only end where a state was kept:
@@ -152,7 +152,7 @@ class RecurrentStates(Component):
         """A request goes on from the state at a position of `node`, if there still is one."""
         if (block_ids := node.states.get(position)) is not None:
             self._order.used(block_ids[0])
-            self.unlocked(block_ids[:1])
+            self.unlocked(block_ids[:1])  # may be evicted at once if no request holds it
 
     def count_as_never_used(self, node: Node) -> None:
         for block_ids in node.states.values():

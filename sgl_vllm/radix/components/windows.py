@@ -2,7 +2,7 @@
 
 Owns which block of each window group holds which tokens of a node, where a hit may end, and which
 of these blocks can be evicted by themselves. Does not own tokens, nodes and the blocks of full
-attention (`tree.py`), nor ownership and locks (`blocks.py`). Pure: no vLLM, no torch.
+attention (`prefix_tree.py`), nor ownership and locks (`blocks.py`). Pure: no vLLM, no torch.
 
 A hit of L tokens needs of a window group only the blocks that hold tokens `[num_skipped(L), L)`:
 
