@@ -15,7 +15,7 @@ request may not share. So a match of m tokens gives a hit of m - 1 there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,81 +64,91 @@ class Lookup:
             record.used = tree.record_hit(record.used, request.priority)
             tree.record_state_use(record.used, record.num_found)
 
-    def hit_length(self, match: Match) -> int:
-        """How many tokens of a current match a request can read."""
-        return self._pool.tree.longest_hit(match, match.num_tokens)
-
     def hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
-        """How many tokens of each candidate a request that begins with it could read."""
+        """See `RadixKVCacheManager.hit_lengths`."""
         tree, num_lookahead = self._pool.tree, self.drafting.num_lookahead
         matches = (tree.match_prefix(namespace, tokens) for tokens in candidates)
         return [tree.longest_hit(match, match.num_tokens - num_lookahead) for match in matches]
 
     def hit_length_mid_step(self, request: Request) -> int:
-        """How many tokens of `request` a lookup in the middle of a step would find. Of what this
-        step computes, these are whole blocks only."""
-        match = self.match(request)
-        num_tokens = self.hit_length(match)
-        while num_tokens % self._pool.block_size:
-            plan = self._plan(match, num_tokens)
-            if self._pool.may_be_copied(num_tokens, plan.last_blocks):
-                break
-            num_tokens = self._next_shorter(match, num_tokens)
-        return num_tokens
+        """See `RadixKVCacheManager.hit_length_mid_step`."""
+        match, pool = self.match(request), self._pool
+        num_tokens = pool.tree.longest_hit(match, match.num_tokens)
+        if num_tokens % pool.block_size == 0:
+            return num_tokens
+        plan = self._plan(match, num_tokens)
+        return self._shortened(
+            plan, match, lambda plan: pool.may_be_copied(plan.num_tokens, plan.last_blocks)
+        ).num_tokens
 
-    def find(self, request: Request, limit: int, num_before_last: int) -> HitPlan | None:
+    def find(self, request: Request, limit: int, unscored_limit: int) -> HitPlan | None:
         """What `request` reads, of at most `limit` tokens; None if it does not read the tree. The
-        limit would be `num_before_last` if it asked for no scores."""
+        limit would be `unscored_limit` if it asked for no scores."""
         record = self._pool.records.of(request)
         if record is None or record.namespace is None:
             self._misses.not_looked_up(request.num_prompt_tokens, "skipped")
             return None
-        tree, match = self._pool.tree, self._pool.match(record)
-        record.used, record.num_found = NO_MATCH, 0
-        if self._pool.groups.recurrent:
-            self._note_stops(record, match, limit)
+        match = self._pool.match(record)
         num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)
-        plan = self._read(record, match, num_readable) if num_readable > 0 else NO_HIT
+        longest = self._pool.tree.longest_hit(match, num_readable)
+        if self._pool.groups.recurrent:
+            # It leaves checkpoints where what is cached ends, and where other prompts branch off.
+            branches = (min(branch, limit) for branch in (match.num_tokens, *record.num_shared))
+            record.stops = stops_for(branches, longest)
+        plan = self._read(record, match, num_readable, longest)
+        num_prompt_tokens = request.num_prompt_tokens
         missed = []
         if plan.num_tokens < match.num_tokens:
-            cached, num_prompt_tokens = match.num_tokens, request.num_prompt_tokens
-            ends = (
-                (tree.longest_hit(match, num_readable), "whole_blocks"),
+            # From the tightest limit to the widest: each is the cause of what the next would add.
+            limits = (
+                (longest, "whole_blocks"),
                 (num_readable, "component"),
-                (min(cached, limit), "drafter"),
-                (min(cached, num_before_last), "scored"),
-                (min(cached, num_prompt_tokens), "last_token"),
+                (limit, "drafter"),
+                (unscored_limit, "scored"),
+                (num_prompt_tokens, "last_token"),
             )
+            ends = ((min(match.num_tokens, end), cause) for end, cause in limits)
             missed = not_read(plan.num_tokens, ends)
-        try:  # an error here must not cost the tree
-            self._misses.looked_up(
-                missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
-            )
-        except Exception:
-            self._explaining.record()
+        self._explaining.run(
+            self._misses.looked_up,
+            missed,
+            self._pool.tree,
+            record.namespace,
+            record.tokens,
+            match,
+            num_prompt_tokens,
+        )
         return plan
 
-    def _read(self, record: RequestRecord, match: Match, limit: int) -> HitPlan:
-        """What a request reads of at most `limit` tokens of a match, which is at least one."""
-        request, size = record.request, self._pool.block_size
-        num_tokens = num_with_room = self._pool.tree.longest_hit(match, limit)
+    def _read(
+        self, record: RequestRecord, match: Match, num_readable: int, longest: int
+    ) -> HitPlan:
+        """What a request reads of a match: its `longest` hit of at most `num_readable` tokens, or a
+        shorter one if that needs a copy of blocks which cannot be made."""
+        request, copies = record.request, self._copies
         num_slots = min(request.num_tokens + self.drafting.num_slots, self._max_model_len)
-        while True:
-            plan = self._plan(match, num_tokens)
-            if num_tokens % size == 0:
-                break
-            if self._copies.may_be_made(plan):
-                if self._copies.have_room(num_slots, plan):
-                    break
-            elif num_with_room == num_tokens:
-                num_with_room = 0  # room alone would not help
-            num_tokens = self._next_shorter(match, num_tokens)
-        if num_tokens < num_with_room:
-            self._copies.note_lack_of_room(record, num_with_room - num_tokens)
-        if num_tokens:
-            # A node per length of prompt would be of no use: what `limit` leaves out is used, too.
-            record.used = plan.holder if num_tokens < limit else match
-            record.num_found = num_tokens
+        first = self._plan(match, longest)
+        plan = self._shortened(
+            first, match, lambda one: copies.may_be_made(one) and copies.have_room(num_slots, one)
+        )
+        if plan is not first and copies.may_be_made(first):  # so it lacks only room
+            copies.note_lack_of_room(record, longest - plan.num_tokens)
+        # If only its limit or the drafter cut the hit, the whole match counts as used, so that no
+        # node is split there.
+        record.used = match if 0 < plan.num_tokens == num_readable else plan.holder
+        record.num_found = plan.num_tokens
+        return plan
+
+    def _shortened(
+        self, plan: HitPlan, match: Match, may_be_read: Callable[[HitPlan], bool]
+    ) -> HitPlan:
+        """The longest hit of a match, from that of `plan` on, which ends with a block or may be
+        read inside one. With states, the next shorter one is at the state before; else it is one of
+        whole blocks."""
+        tree = self._pool.tree
+        while (num_inside := plan.num_tokens % tree.block_size) and not may_be_read(plan):
+            num_less = num_inside if tree.states is None else 1
+            plan = self._plan(match, tree.longest_hit(match, plan.num_tokens - num_less))
         return plan
 
     def _plan(self, match: Match, num_tokens: int) -> HitPlan:
@@ -153,16 +163,3 @@ class Lookup:
             others = tree.window_ids(holder, num_tokens)
             others += [[HOLE] * num_holes + [i] for i in tree.state_ids(holder, num_tokens)]
         return HitPlan(holder, tree.block_ids(holder, num_tokens), others)
-
-    def _next_shorter(self, match: Match, num_tokens: int) -> int:
-        """The longest hit of a match that may be read where one of `num_tokens`, which ends inside
-        a block, may not: with states the one before it, else of whole blocks."""
-        tree = self._pool.tree
-        num_inside = num_tokens % tree.block_size if tree.states is None else 1
-        return tree.longest_hit(match, num_tokens - num_inside)
-
-    def _note_stops(self, record: RequestRecord, match: Match, limit: int) -> None:
-        """Note where a request leaves checkpoints: where what is cached ends, and what other
-        waiting requests share with it."""
-        branches = (min(branch, limit) for branch in (match.num_tokens, *record.num_shared))
-        record.stops = stops_for(branches, self._pool.tree.longest_hit(match, limit))

@@ -182,8 +182,9 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         return self.pool.guarded(self.lookup.match, request) or NO_MATCH
 
     def hit_length(self, match: Match) -> int:
-        """How many tokens of a current match a request can read."""
-        return self.pool.guarded(self.lookup.hit_length, match) or 0
+        """How many tokens of a current match a request can read, a drafter's look-ahead left
+        aside: matches are compared by what is cached."""
+        return self.pool.guarded(self.pool.tree.longest_hit, match, match.num_tokens) or 0
 
     def hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
         """How many tokens of each candidate a request that begins with it could read.
@@ -194,8 +195,8 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         return found if found is not None else [0] * len(candidates)
 
     def hit_length_mid_step(self, request: Request) -> int:
-        """How many tokens of `request` a lookup in the middle of a step would find. Of what this
-        step computes, these are whole blocks only."""
+        """How many tokens of `request` a lookup in the middle of a step would find, a
+        drafter's look-ahead left aside. Of what this step computes, these are whole blocks only."""
         return self.pool.guarded(self.lookup.hit_length_mid_step, request) or 0
 
     def get_computed_blocks(
@@ -214,7 +215,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         if is_first_admission(request):
             # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
-        num_before_last = limit
+        unscored_limit = limit
         first_scored = self.first_scored.get(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
@@ -222,7 +223,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         if not self.is_off and not self.prefix_cache_lookup_enabled(request):
             self.misses.not_looked_up(num_prompt_tokens, "skipped")
             return self.empty_kv_cache_blocks, 0, 0
-        plan = self.pool.guarded(self.lookup.find, request, limit, num_before_last)
+        plan = self.pool.guarded(self.lookup.find, request, limit, unscored_limit)
         if plan is not None and plan.num_tokens:
             return self._blocks_of(request, plan), plan.num_tokens, 0
         if not self.is_off:

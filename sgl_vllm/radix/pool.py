@@ -140,7 +140,7 @@ class RadixBlockPool(MarkedBlockPool):
 
     def match(self, record: RequestRecord | None) -> Match:
         """The longest cached prefix of a request, which may be all of it."""
-        if record is None or record.namespace is None:
+        if record is None:
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
