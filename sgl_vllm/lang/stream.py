@@ -344,6 +344,7 @@ class Stream:
     async def _run_block(self, block: Block, variables: Needed) -> Values:
         """Let a block write this prompt on a stream of its own. Readers see what that writes."""
         inner = Stream(self.run, self.where, dict(variables), outer=self)
+        num_before = len(self.children)
         self.block, self.queue.block, self._execution.queue = inner, inner.queue, inner.queue
         try:
             with self.run.lookahead.running_block():
@@ -351,7 +352,8 @@ class Stream:
                 await result_of(inner.read())
             return made
         except BaseException as error:
-            inner.cancel_branches()
+            for child in self.children[num_before:]:
+                child.cancel_with_branches(ProgramCancelled("its block failed"))
             if isinstance(error, ProgramError):
                 raise ProgramError(str(block), self.where, error) from error
             raise
@@ -371,22 +373,22 @@ class Stream:
             self.queue.end(error)
         self.listeners.notify()
 
-    def cancel(self) -> None:
+    def cancel(self, reason: Exception | None = None) -> None:
         """Fail what is running and queued. Does nothing on an idle stream."""
         if not self.queue.is_busy:
             return
         running = self.queue.running
         operation = "fork" if running is None else str(running.operation)
-        reason = self._cancel_reason() or ProgramCancelled("the event loop was stopped")
+        reason = self._cancel_reason() or reason or ProgramCancelled("the event loop was stopped")
         self.fail(ProgramError(operation, self.where, reason))
         if self._task is not None:
             self._task.cancel()
 
-    def cancel_branches(self) -> None:
-        """Cancel everything that was forked from this stream, but not the stream itself."""
+    def cancel_with_branches(self, reason: Exception) -> None:
+        """Cancel this branch and everything forked from it."""
         for child in self.children:
-            child.cancel_branches()
-            self.run.background.soon(child.cancel)
+            child.cancel_with_branches(reason)
+        self.run.background.soon(functools.partial(self.cancel, reason))
 
     def discard(self) -> None:
         """Cancel this branch and everything forked from it. Their errors are not reported."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 import sgl_vllm as sgl
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, text_of
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -113,3 +116,28 @@ def test_wrong_arguments_are_refused_at_once():
         sgl.retry_until(sgl.gen(), even)
     with pytest.raises(ValueError, match=r"may have the field .error. only"):
         sgl.retry_until("x", even, feedback="{reason}")
+
+
+def test_a_block_that_fails_cancels_no_branches_that_were_forked_before_it():
+    has_failed = threading.Event()
+
+    async def answers_after_the_failure(request):
+        if "branch" in text_of(request.prompt):
+            await asyncio.to_thread(has_failed.wait)
+
+    def check(text):
+        raise TypeError("a check that is wrong")
+
+    @sgl.function
+    def program(s):
+        (branch,) = s.fork(1)
+        branch += "branch:" + sgl.gen("detail")
+        s += sgl.retry_until(sgl.gen("number"), check)
+        error = s.error()
+        has_failed.set()
+        return str(error), branch["detail"]
+
+    backend = ScriptedBackend(reply=lambda text: "4", before=answers_after_the_failure)
+    error, detail = program.run(backend=backend).ret_value
+    assert "a check that is wrong" in error
+    assert detail == "4"
