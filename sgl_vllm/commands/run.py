@@ -262,8 +262,8 @@ def _outcome(state: ProgramState, file: Path) -> str | None:
     """Wait for the whole run. Returns its error in one line, or None."""
     run = state._stream.run
     try:
-        state._wait_for_body()
-        run.background.wait_for(run.check())
+        state._wait_for_function()
+        run.background.wait_for(run.all_ended())
     except Exception as error:
         return _failure(error, file)
     except KeyboardInterrupt:

@@ -152,7 +152,7 @@ class Batch:
                     await self.body.call_async(state, **item)
                 else:
                     await self._in_thread(self.body.call, state, **item)
-                await result_of(run.check())
+                await result_of(run.all_ended())
         except BaseException as raised:  # such as "can't start new thread"
             error = raised
         self._runs.remove(run)  # first: what is in there is canceled at the end of the batch

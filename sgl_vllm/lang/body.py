@@ -61,7 +61,8 @@ class Body:
 
     def call(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Call a plain function. Operations it submitted may still be running afterwards."""
-        inner = type(state)(state._stream) if state._is_outside else state
+        # The function must not wait for itself.
+        inner = type(state)(state._stream) if state._waits_for_function else state
         state.ret_value = self.func(inner, *args, **{**self.bound, **kwargs})
         state._stream.run.lookahead.function_returned()
 
@@ -80,19 +81,19 @@ class Body:
         timeout_s: float | None = None,
     ) -> None:
         """Start a run and return: a plain function runs in a thread of its own, a coroutine
-        function on the background loop. Both have the contextvars of the caller, and `state` is
-        from now on read from outside of the function."""
+        function on the background loop. Both have the contextvars of the caller. From now on,
+        readers of `state` wait for the function."""
         kwargs = kwargs or {}
-        state._is_outside = True
+        state._waits_for_function = True
         run = state._stream.run
-        run.body = new_future()
+        run.function_done = new_future()
         stop_timer = run.cancel_after(timeout_s)
         context = run.context_inside()
 
         def end(error: BaseException | None) -> None:
             run.function_ended(error)
             if timeout_s is not None:
-                run.check().add_done_callback(lambda _: stop_timer())
+                run.all_ended().add_done_callback(lambda _: stop_timer())
 
         def call() -> None:
             try:

@@ -26,24 +26,26 @@ T = TypeVar("T", str, bytes)
 class _Follower(ABC, Generic[T]):
     """Reads something that grows, from where it read last.
 
-    `body` is done when the program's function can append no more; None if the text ends when the
-    stream is idle.
+    `function_done` is done when the program's function can append no more; None if the text ends
+    when the stream is idle.
     """
 
-    def __init__(self, stream: Stream, name: str | None, body: Future[None] | None) -> None:
+    def __init__(
+        self, stream: Stream, name: str | None, function_done: Future[None] | None
+    ) -> None:
         self._stream = stream
         self._name = name
-        self._body = body
+        self._function_done = function_done
         self._future: Future[Variable] | None = None
 
     @property
     def _has_returned(self) -> bool:
-        return self._body is None or self._body.done()
+        return self._function_done is None or self._function_done.done()
 
     def _raise_of_function(self) -> None:
         """Raise what the program's function has raised."""
-        if self._body is not None:
-            self._body.result()
+        if self._function_done is not None:
+            self._function_done.result()
 
     @abstractmethod
     def _look(self) -> tuple[T, bool]:
@@ -60,7 +62,7 @@ class _Follower(ABC, Generic[T]):
             failed = error
         else:
             return None if is_end and not piece else piece
-        raise failed if self._body is None else cause_of(failed)
+        raise failed if self._function_done is None else cause_of(failed)
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Around waiting for a change. RuntimeError in a tool that is waited for, as `waiting`."""

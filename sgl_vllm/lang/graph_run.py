@@ -3,13 +3,13 @@
 Every stream of a graph is a stream of the interpreter, and all operations are submitted at once.
 Owns what each of them waits for:
 
-    function          its steps (`Graph.steps`), one after the other; the first that fails ends the
-                      run
+    function          its actions (`Graph.actions`), one after the other; the first that fails ends
+                      the run
     generations       the prompt before them and their variables
-    tools, blocks     the same, and the function's steps before them: if the function would have
+    tools, blocks     the same, and the function's actions before them: if the function would have
                       stopped there, they are not called
     read-only tools   their arguments, the effects before them in their prompt, and if there are
-                      effects in other prompts, the function's steps before them
+                      effects in other prompts, the function's actions before them
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from sgl_vllm.lang.errors import reading
 from sgl_vllm.lang.execution import filled
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Tool, Value, parts_of
 from sgl_vllm.lang.loop import new_future, result_of
-from sgl_vllm.lang.operations import AppendTexts, Await, Gather, needed_by
-from sgl_vllm.lang.operations import has_effect as calls_a_function
+from sgl_vllm.lang.operations import AppendTexts, Await, Gather, has_effect, needed_by
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.steps import Generations
 from sgl_vllm.lang.stream import Stream
@@ -85,18 +84,18 @@ class GraphRun:
         self._submitted.set_result(None)
 
     async def result(self) -> Value:
-        """Take the function's steps. Returns the program's result, or raises the error of the
-        first step that failed."""
-        steps = self._steps_done(len(self._graph.steps))
+        """Do what the function does. Returns the program's result, or raises the error of the
+        first action that failed."""
+        actions = self._actions_done(len(self._graph.actions))
         is_on_loop = asyncio.get_running_loop() is self._background.loop
         with reading():
-            await (steps if is_on_loop else result_of(self._background.start(steps)))
+            await (actions if is_on_loop else result_of(self._background.start(actions)))
             return await self._once_known(self._graph.returned)
 
-    async def _steps_done(self, num_steps: int) -> None:
+    async def _actions_done(self, num_actions: int) -> None:
         await result_of(self._submitted)
-        for step in self._graph.steps[:num_steps]:
-            await self._once_known(step)
+        for action in self._graph.actions[:num_actions]:
+            await self._once_known(action)
 
     async def _once_known(self, wanted: Value) -> Value:
         """`value`, once the variables that it depends on are there."""
@@ -147,8 +146,9 @@ class GraphRun:
         """Append a value: now if it depends on arguments alone, else once its variables exist."""
         is_write = isinstance(node.operation, Write)
         may_change = node.calls == "anything"
-        if node.calls != "nothing" and node.num_steps and self._with_effects - {node.stream}:
-            stream.effects_seen = (self._background.start(self._steps_done(node.num_steps)),)
+        if node.calls != "nothing" and node.num_actions and self._with_effects - {node.stream}:
+            before = self._background.start(self._actions_done(node.num_actions))
+            stream.waits_for_effects = (before,)
         if may_change:
             self._with_effects.add(node.stream)
         if not definitions_in([value]):
@@ -196,12 +196,10 @@ class GraphRun:
         return ExprList(tuple(map(named, parts_of(value))))
 
     def _in_turn(self, value: Expr | str, node: Node) -> Expr | str:
-        """`value`, where whatever has an effect waits for the function's steps before `node`.
+        """`value`, where whatever has an effect waits for the function's actions before `node`.
         TypeError for what a program cannot append."""
         parts = parts_of(value)
-        if not node.num_steps or not any(map(calls_a_function, parts)):
+        if not node.num_actions or not any(map(has_effect, parts)):
             return value
-        wait = Await(self._background.start(self._steps_done(node.num_steps)))
-        return ExprList(
-            tuple(q for p in parts for q in ((wait, p) if calls_a_function(p) else (p,)))
-        )
+        wait = Await(self._background.start(self._actions_done(node.num_actions)))
+        return ExprList(tuple(q for p in parts for q in ((wait, p) if has_effect(p) else (p,))))

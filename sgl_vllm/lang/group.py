@@ -112,11 +112,11 @@ class ProgramGroup(Shown, Generic[StateT]):
         parent = self._parent._stream
         streams = [state._stream for state in self._states]
         if mode == "gather_variable":
-            names = dict.fromkeys(name for stream in streams for name in stream.written)
+            names = dict.fromkeys(name for stream in streams for name in stream.bound_names)
             for name in names:
                 if name in parent.variables and not self.gathers_known_names:
                     continue
-                writers = tuple(s for s in streams if name in s.written)
+                writers = tuple(s for s in streams if name in s.bound_names)
                 futures = tuple(s.variables[name] for s in writers)
                 parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
         elif mode == "concate_and_append":

@@ -18,7 +18,7 @@ from sgl_vllm.lang.tracing.standin import Leaf
 from sgl_vllm.lang.tracing.trace import Graph, traced
 
 PREFIX_MAX_S = 0.25
-"""And one for the shared prefix of a batch after this long."""
+"""A trace for the shared prefix of a batch ends after this long."""
 
 ORDERS_MAX_S = 1.0
 """At most this long, the `any_order`s of a batch are looked for."""

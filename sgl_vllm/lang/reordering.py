@@ -104,7 +104,7 @@ def _nodes_before(node: Node, nodes: Sequence[Node], graph: Graph) -> set[int]:
     functions of the user's, those that the function waits for first. Tools keep their order."""
     needed = {read.node for read in node.reads}
     if node.calls != "nothing":
-        needed |= {read.node for read in definitions_in(graph.steps[: node.num_steps])}
+        needed |= {read.node for read in definitions_in(graph.actions[: node.num_actions])}
     if _is_tool(node):
         needed |= {other.index for other in nodes if _is_tool(other) and other.index < node.index}
     return needed

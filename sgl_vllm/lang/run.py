@@ -69,7 +69,7 @@ class Run:
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""
-        self.body: Future[None] | None = None
+        self.function_done: Future[None] | None = None
         """In a streamed run: done when the program's function has returned, or when the run was
         canceled, because nothing that the function then appends runs."""
         self.context = self.context_inside()
@@ -89,35 +89,39 @@ class Run:
         return context
 
     @property
-    def is_inside(self) -> bool:
+    def is_called_from_inside(self) -> bool:
         """Whether this is called by a tool of the run, or by the function of a streamed one."""
         return self.id in _runs_inside.get()
 
     def function_ended(self, error: BaseException | None) -> None:
         """In a streamed run: the function has returned, or raised `error`."""
-        self._end_body(error)  # first: readers prefer it to the operations' errors
+        self._end_function(error)  # first: readers prefer it to the operations' errors
         if error is not None:
             self.cancel(canceled_by(error))
         self.background.soon(self.streams[0].all_changed)
 
-    def _end_body(self, error: BaseException | None) -> None:
-        assert self.body is not None
+    def _end_function(self, error: BaseException | None) -> None:
+        assert self.function_done is not None
         with contextlib.suppress(InvalidStateError):  # a canceled run: its readers know
             if error is not None:
-                self.body.set_exception(error)
+                self.function_done.set_exception(error)
             else:
-                self.body.set_result(None)
+                self.function_done.set_result(None)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether, in a streamed run, the function has ended. Otherwise it counts as ended."""
+        return self.function_done is None or self.function_done.done()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is running or queued and, in a streamed run, the function has ended."""
-        has_returned = self.body is None or self.body.done()
-        return has_returned and all(stream.is_idle for stream in list(self.streams))
+        return self.has_returned and all(stream.is_idle for stream in list(self.streams))
 
-    def check(self) -> Future[None]:
-        """Done when all operations submitted so far are; raises the first stream's error that the
-        program has not handled. If the run was canceled, it raises handled ones too. The branches
-        of a block are the block's own."""
+    def all_ended(self) -> Future[None]:
+        """Queue a Read on every stream. Done when all operations submitted so far are; raises the
+        first stream's error that the program has not handled. If the run was canceled, it raises
+        handled ones too. The branches of a block are the block's own."""
         reads = [stream.read() for stream in list(self.streams) if not stream.is_of_block]
 
         async def ended() -> None:
@@ -145,14 +149,14 @@ class Run:
             )
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
-        if self.body is not None:
-            self.background.soon(self._give_up_body)
+        if self.function_done is not None:
+            self.background.soon(self._give_up_function)
         for interrupt in tuple(self._interrupts):
             interrupt()
 
-    def _give_up_body(self) -> None:
+    def _give_up_function(self) -> None:
         """The streams have failed, so readers of the run need not wait for its function."""
-        self._end_body(self._error_of_cancellation())
+        self._end_function(self._error_of_cancellation())
         self.streams[0].all_changed()
 
     def _error_of_cancellation(self) -> ProgramError:

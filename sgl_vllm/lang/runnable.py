@@ -165,7 +165,7 @@ class Runnable(Takes[P], Generic[P, R]):
                 run.background.wait_for(call)
             else:
                 body.call(state, *args, **kwargs)
-            run.background.wait_for(run.check())
+            run.background.wait_for(run.all_ended())
         return state
 
     @called_with_options
@@ -192,7 +192,7 @@ class Runnable(Takes[P], Generic[P, R]):
             else:
                 call = functools.partial(body.call, state, *args, **kwargs)
                 await result_of(run.background.start(run.background.in_body_thread(call)))
-            await result_of(run.check())
+            await result_of(run.all_ended())
         return state
 
     def _start(
@@ -243,7 +243,8 @@ class Runnable(Takes[P], Generic[P, R]):
         """Run the program once per item and return the states in the items' order.
 
         An item is a dict of arguments, or a sequence of positional ones. What all prompts begin
-        with is sent to the server first, as far as tracing can tell without running the function.
+        with is sent to the server first. It is found by calling the function once with stand-ins,
+        which sends nothing.
 
         At most `num_threads` programs run at a time ("auto": 256). A thread is held only while the
         function itself runs, so few are needed for ``async def`` functions and for functions that

@@ -63,11 +63,10 @@ class State(Shown):
 
     _is_async = False
 
-    _is_outside = False
-    """Whether this is the state of a run that was started (`Body.start`), which is what
-    ``run(stream=True)`` has returned, or a branch of that. Its readers wait for the program's
-    function. Those of the function's own prompts do not, in whatever thread they are: the function
-    may wait for them."""
+    _waits_for_function = False
+    """Whether readers wait for the program's function: those of the state that ``run(stream=True)``
+    has returned, and of its branches. Readers of the function's own prompts do not, in whatever
+    thread they are: the function may wait for them."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -169,7 +168,7 @@ class State(Shown):
         streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]") if size else []
         states = [type(self)(stream) for stream in streams]
         for state in states:
-            state._is_outside = self._is_outside
+            state._waits_for_function = self._waits_for_function
         return self.group_class(self, states)
 
     def copy(self: StateT, position_ids_offset: object = None) -> StateT:
@@ -202,7 +201,7 @@ class State(Shown):
         when an operation has failed. If the program itself iterates, or another thread over one of
         its function's prompts, the text ends with what has been appended so far.
         """
-        return TextFollower(self._stream, var_name, self._awaited_body()).pieces_async()
+        return TextFollower(self._stream, var_name, self._awaited_function()).pieces_async()
 
     def audio_async_iter(self, var_name: str) -> AsyncIterator[bytes]:
         """Iterate over the audio of a `speech` in pieces as it arrives.
@@ -212,13 +211,14 @@ class State(Shown):
         may have no length yet. Raises the ProgramError when an operation has failed, and TypeError
         for a variable without a file.
         """
-        return FileFollower(self._stream, var_name, self._awaited_body()).pieces_async()
+        return FileFollower(self._stream, var_name, self._awaited_function()).pieces_async()
 
-    def _awaited_body(self) -> Future[None] | None:
+    def _awaited_function(self) -> Future[None] | None:
         """What a reader of the whole text waits for besides the operations: in a streamed run, the
         end of the program's function, unless that may wait for the reader."""
         run = self._stream.run
-        return run.body if self._is_outside and not run.is_inside else None
+        waits = self._waits_for_function and not run.is_called_from_inside
+        return run.function_done if waits else None
 
     # --- views ---------------------------------------------------------------------------------
 
@@ -252,23 +252,23 @@ class ProgramState(State, Generic[R]):
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
-        if self._is_outside and self._stream.parent is None:
+        if self._waits_for_function and self._stream.parent is None:
             self.cancel()
 
-    def _wait_for_body(self) -> None:
+    def _wait_for_function(self) -> None:
         """In a streamed run: wait until the program's function has returned."""
-        body = self._awaited_body()
-        if body is not None:
-            self._wait(body)
+        done = self._awaited_function()
+        if done is not None:
+            self._wait(done)
 
     def _variable(self, name: str) -> Variable:
         if name not in self._stream.variables:
-            self._wait_for_body()
+            self._wait_for_function()
         future = self._stream.variable(name)
         try:
             return self._wait(future)
         except ProgramError as error:
-            if not self._is_outside:
+            if not self._waits_for_function:
                 raise
             failed = error
         raise cause_of(failed)  # not above: this would become the context of its own cause
@@ -303,7 +303,7 @@ class ProgramState(State, Generic[R]):
         return meta_info(self._variable(name_of(name)))
 
     def _read(self) -> Transcript:
-        self._wait_for_body()
+        self._wait_for_function()
         return self._wait(self._stream.read())
 
     def text(self) -> str:
@@ -333,18 +333,18 @@ class ProgramState(State, Generic[R]):
         except ProgramError as error:
             return error
         except Exception as error:
-            if not self._is_outside:
+            if not self._waits_for_function:
                 raise
             return ProgramError("the program's function", "", error)
         return None
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """`text_async_iter` as a plain iterator."""
-        return TextFollower(self._stream, var_name, self._awaited_body()).pieces()
+        return TextFollower(self._stream, var_name, self._awaited_function()).pieces()
 
     def audio_iter(self, var_name: str) -> Iterator[bytes]:
         """`audio_async_iter` as a plain iterator."""
-        return FileFollower(self._stream, var_name, self._awaited_body()).pieces()
+        return FileFollower(self._stream, var_name, self._awaited_function()).pieces()
 
 
 class AsyncProgramState(State):

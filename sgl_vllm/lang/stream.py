@@ -10,8 +10,10 @@ How a program runs::
     forks.join()                    group.py      a Gather in the parent's queue, with the futures
                                                   of the branches' variables
     s["detail"]                     state.py      waits for the future of the Gather
+    the function returns            run.py        Run.all_ended: a Read in each queue, and a wait
+                                                  for all of them
 
-Nothing above runs anything but `append` and `fork`, which return at once. A stream that has
+Nothing above runs anything: what submits returns at once. A stream that has
 something to do has one task on the language's event loop (`loop.py`). Its `_drain` takes operation
 after operation from the queue (`operation_queue.py`), has it executed, and resolves its future:
 
@@ -32,8 +34,9 @@ Owns a prompt's variables and the task. What a tool must not wait for is in `wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any  # Any: values of operations, of several types
@@ -114,7 +117,7 @@ class Stream:
         self.run = run
         self.where = where
         self.variables: dict[str, Future[Variable]] = dict(variables or {})
-        self.written: dict[str, None] = {}  # names this stream bound itself, in order
+        self.bound_names: dict[str, None] = {}  # by this stream itself, in order
         self.parent = parent
         self.children: list[Stream] = [] if outer is None else outer.children
         self.block: Stream | None = None  # continues the prompt, while this stream runs a block
@@ -129,10 +132,10 @@ class Stream:
             Execution(run, where, self.queue, transcript) if outer is None else outer._execution
         )
         self._task: asyncio.Task[None] | None = None
-        # Of the last operation that may change what a tool reads.
+        # The future of the last operation that may change what a tool reads.
         self.last_effect: Future[Any] | None = None if parent is None else parent.last_effect
-        # Of such operations in other streams, which a compiled program has seen end.
-        self.effects_seen: tuple[Future[Any], ...] = ()
+        # Futures of what changes that in other streams, for which a compiled program has to wait.
+        self.waits_for_effects: tuple[Future[Any], ...] = ()
         self._context = run.context.copy()
         self._context.run(branch_name.set, where)
         if outer is None and not self.discarded:  # the run waits for the operations of `outer`
@@ -172,7 +175,7 @@ class Stream:
             with_values: waits for the arguments, and fills them in.
             waits_for: the arguments.
         """
-        effects = [*self.effects_seen, *filter(None, [self.last_effect])]
+        effects = [*self.waits_for_effects, *filter(None, [self.last_effect])]
         running = RunningTool(self._context.get(current_tool), [*waits_for, *effects])
 
         async def call() -> object:
@@ -213,7 +216,7 @@ class Stream:
     def bind(self, name: str, future: Future[Variable]) -> None:
         """From here on, `name` refers to the result of `future`."""
         self.variables[name] = future
-        self.written[name] = None
+        self.bound_names[name] = None
 
     def fork(self, size: int, label: Callable[[int], str]) -> list[Stream]:
         """Submit a fork into `size` branches, which start when it runs."""
@@ -332,10 +335,10 @@ class Stream:
                 return result
         return await self._execution.execute(operation, needed)
 
-    def begin(self, parent: Execution) -> None:
+    def begin(self, parent_execution: Execution) -> None:
         """Start a branch with what its parent has written."""
-        self._execution.begin(parent)
-        transcript = parent.written.transcript
+        self._execution.begin(parent_execution)
+        transcript = parent_execution.written.transcript
         self.forked_at = len(transcript.text)
         self.num_inherited_spans = len(transcript.spans)
         self.queue.started_by = None
@@ -345,9 +348,8 @@ class Stream:
         """Let a block write this prompt on a stream of its own. Readers see what that writes."""
         inner = Stream(self.run, self.where, dict(variables), outer=self)
         num_before = len(self.children)
-        self.block, self.queue.block, self._execution.queue = inner, inner.queue, inner.queue
         try:
-            with self.run.lookahead.running_block():
+            with self._written_by(inner), self.run.lookahead.running_block():
                 made = await block.function(inner)
                 await result_of(inner.read())
             return made
@@ -358,8 +360,16 @@ class Stream:
                 raise ProgramError(str(block), self.where, error) from error
             raise
         finally:
-            self.block, self.queue.block, self._execution.queue = None, None, self.queue
             inner.cancel()
+
+    @contextlib.contextmanager
+    def _written_by(self, inner: Stream) -> Iterator[None]:
+        """While a block runs, hints and tools look at the queue of the stream that it writes."""
+        self.block, self.queue.block, self._execution.queue = inner, inner.queue, inner.queue
+        try:
+            yield
+        finally:
+            self.block, self.queue.block, self._execution.queue = None, None, self.queue
 
     async def call(self, function: Callable[..., Any], *args: object) -> Any:
         """On the loop: call a function of the user's as a tool is called. Returns its result."""

@@ -88,7 +88,7 @@ class Node:
     """One operation of a graph.
 
     `index` counts in the program's order, over all streams; `line` is its line in the source. The
-    function has done the first `num_steps` steps of its own before it (see `Graph`).
+    function has done the first `num_actions` actions of its own before it (see `Graph`).
     """
 
     index: int
@@ -97,7 +97,7 @@ class Node:
     reads: tuple[Definition, ...]
     writes: tuple[Definition, ...]
     line: int
-    num_steps: int
+    num_actions: int
 
     @property
     def calls(self) -> Literal["nothing", "readers", "anything"]:

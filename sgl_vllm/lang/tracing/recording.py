@@ -73,7 +73,7 @@ class Recorder(Notes):
         leaf = Leaf(aspect, definition.name, definition)
         if leaf not in self._read:
             self._read[leaf] = StandIn.of(leaf, is_text=aspect == "text")
-            self.steps.append(self._read[leaf])
+            self.actions.append(self._read[leaf])
         return self._read[leaf]
 
 
@@ -87,7 +87,7 @@ class RecordingStream:
         self.recorder = recorder
         self.index = index
         self.variables: dict[str, Definition] = dict(parent.variables) if parent else {}
-        self.written: dict[str, None] = {}
+        self.bound_names: dict[str, None] = {}
         self._last: Definition | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -106,7 +106,7 @@ class RecordingStream:
             stop(f"the program has more than {MAX_NODES} operations")
         made = tuple(Definition(name, index) for name in writes)
         read = tuple(dict.fromkeys(reads))
-        node = Node(index, self.index, operation, read, made, line, len(recorder.steps))
+        node = Node(index, self.index, operation, read, made, line, len(recorder.actions))
         recorder.nodes.append(node)
         if recorder.is_prefix_only and self.index == 0 and ends_prefix(operation):
             raise Stop(None)
@@ -158,7 +158,7 @@ class RecordingStream:
 
     def bind(self, name: str, definition: Definition) -> None:
         self.variables[name] = definition
-        self.written[name] = None
+        self.bound_names[name] = None
 
     def variable(self, name: Value) -> Definition:
         if isinstance(name, StandIn):  # the expression that makes it, at best

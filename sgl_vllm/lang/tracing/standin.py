@@ -60,10 +60,10 @@ class Recorded:
 
 @dataclass
 class Notes:
-    """What a trace notes: stand-ins written into text, and the function's steps (see `Graph`)."""
+    """What a trace notes: stand-ins written into text, and the function's actions (see `Graph`)."""
 
     formatted: list[StandIn] = field(default_factory=list)
-    steps: list[StandIn] = field(default_factory=list)
+    actions: list[StandIn] = field(default_factory=list)
 
 
 notes: ContextVar[Notes] = ContextVar("sgl_vllm_notes")
@@ -103,11 +103,11 @@ class StandIn(Expr):
         found = (leaf for part in given if isinstance(part, StandIn) for leaf in part._leaves)
         self._leaves: dict[Leaf, None] = dict.fromkeys(found)
         if is_tracing():
-            notes.get().steps.append(self)
+            notes.get().actions.append(self)
 
     @classmethod
     def of(cls, leaf: Leaf, *, is_text: bool = False) -> StandIn:
-        """The value of a leaf, which is no step."""
+        """The value of a leaf, which is no action."""
         self = cls.__new__(cls)
         self._operation, self._args, self._kwargs = "leaf", (), {}
         self._leaf, self._leaves = leaf, {leaf: None}

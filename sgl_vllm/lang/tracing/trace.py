@@ -34,8 +34,8 @@ class Graph:
     are the unknown arguments, `known` the names of the others. `stopped` says why the graph ends
     before the program does, if it does.
 
-    `steps` are what the program's function does itself, in its order: what it waits for, and the
-    values that it computes. What calls functions of the user's runs after the steps before it.
+    `actions` are what the program's function does itself, in its order: what it waits for, and the
+    values that it computes. What calls functions of the user's runs after the actions before it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Graph:
     streams: tuple[StreamTrace, ...]
     nodes: tuple[Node, ...]
     returned: Value
-    steps: tuple[StandIn, ...] = field(default=(), repr=False)
+    actions: tuple[StandIn, ...] = field(default=(), repr=False)
     stopped: str | None = None
 
     @property
@@ -123,7 +123,7 @@ def traced(
         tuple(recorder.streams),
         tuple(recorder.nodes),
         returned,
-        tuple(recorder.steps),
+        tuple(recorder.actions),
         None if error is None else str(error),
     )
     return graph, error

@@ -77,10 +77,10 @@ def _elapsed_s(stream: Stream, status: Status) -> float | None:
 
 
 def _failure_of(stream: Stream) -> str | None:
-    body = stream.run.body
-    if stream.parent is not None or body is None or not body.done():
+    function_done = stream.run.function_done
+    if stream.parent is not None or function_done is None or not function_done.done():
         return None
-    error = body.exception()
+    error = function_done.exception()
     if error is None or isinstance(error, ProgramError):
         return None
     return f"the program raised {type(error).__name__}: {error}"
@@ -157,8 +157,7 @@ def _status(stream: Stream, snapshot: Snapshot) -> Status:
         return "failed"
     if stream.num_inherited_spans is None:
         return "waiting"
-    body = stream.run.body
-    has_returned = body is None or body.done() or stream.parent is not None
+    has_returned = stream.run.has_returned or stream.parent is not None
     return "done" if stream.is_idle and has_returned else "running"
 
 

@@ -56,7 +56,7 @@ def follow(stream: Stream, draw: Callable[[Picture], None]) -> None:
 
 def _has_ended(stream: Stream) -> bool:
     run = stream.run
-    has_returned = run.body is None or run.body.done() or run.is_inside
+    has_returned = run.has_returned or run.is_called_from_inside
     return has_returned and all(below.is_idle for below in streams_below(stream))
 
 

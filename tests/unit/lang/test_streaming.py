@@ -77,9 +77,9 @@ def test_no_moment_shows_a_text_twice(server):
             s += "x"
 
     run = program.run(stream=True)
-    body, seen = run._stream.run.body, []
-    assert body is not None
-    while not body.done() or not run._stream.is_idle:
+    function_done, seen = run._stream.run.function_done, []
+    assert function_done is not None
+    while not function_done.done() or not run._stream.is_idle:
         seen.append(run._stream.snapshot().text)
     whole = run.text()
     assert whole == "0123456789x" * 20
