@@ -30,7 +30,7 @@ def requests(usual: int) -> int:
 
 
 def some_nightly(
-    names: Iterable[str], quick: Collection[str], marks: Collection[Any] = (pytest.mark.nightly,)
+    names: Iterable[Any], quick: Collection[Any], marks: Collection[Any] = (pytest.mark.nightly,)
 ) -> list[Any]:
     """For `params` or `parametrize`: all names, with `marks` on those that are not in `quick`."""
     return [pytest.param(name, marks=() if name in quick else marks) for name in names]

@@ -181,7 +181,7 @@ def patches_in(text: str) -> list[str]:
             is_patch = is_method or node.attr in ("__class__", "__dict__")
             is_patch |= owner.partition(".")[0] in of_vllm
         if is_patch:
-            found.append(f"{node.lineno}: {ast.unparse(node)}")
+            found.append(ast.unparse(node))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_vllm.counters import counter, declarations, gauge, merge, timer_count, timer_sum
+from sgl_vllm.counters import counter, gauge, merge, timer_count, timer_sum
 
 
 @dataclass(slots=True)
@@ -17,16 +17,6 @@ class Example:
     by_disk: int = counter("From disk.", unit="tokens", metric="read", labels={"tier": "disk"})
     internal: int = counter("Not exported.", unit="times", metric=None)
     block_size: int = 16
-
-
-def test_a_declaration_has_all_that_is_shown() -> None:
-    by_key = {declared.key: declared for declared in declarations(Example)}
-    assert list(by_key) == list(Example.__slots__)
-    assert by_key["served"].metric == "served" and by_key["served"].help == "Requests served."
-    assert by_key["errors"].metric == "serve_errors"
-    assert by_key["by_disk"].labels == (("tier", "disk"),)
-    assert by_key["internal"].metric is None
-    assert by_key["timed_s"].kind.metric_type == by_key["num_timed"].kind.metric_type == "summary"
 
 
 def test_engines_are_added_up_but_for_constants() -> None:

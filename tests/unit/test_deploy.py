@@ -39,11 +39,6 @@ def test_images_have_the_version_of_the_package() -> None:
     assert model["tag"] == __version__
 
 
-def test_only_this_machine_reaches_the_services() -> None:
-    ports = [port for service in COMPOSE["services"].values() for port in service["ports"]]
-    assert len(ports) == 3 and all(port.startswith("127.0.0.1:") for port in ports)
-
-
 def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus() -> None:
     (job,) = read("prometheus.yml")["scrape_configs"]
     (source,) = read("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
@@ -65,3 +60,8 @@ def test_kubernetes_serves_with_the_plugin_and_its_cache() -> None:
     port = container["ports"][0]["containerPort"]
     assert container["args"][container["args"].index("--port") + 1] == str(port)
     assert container["readinessProbe"]["httpGet"]["port"] == port
+
+
+def test_only_this_machine_reaches_the_services() -> None:
+    ports = [port for service in COMPOSE["services"].values() for port in service["ports"]]
+    assert len(ports) == 3 and all(port.startswith("127.0.0.1:") for port in ports)

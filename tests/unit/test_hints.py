@@ -8,17 +8,6 @@ from sgl_vllm.protocol.hints import NO_HINTS, Hints, read_hints, write_hints
 from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, StepName
 
 
-def test_a_request_names_its_program_and_fork():
-    assert read_hints({"sgl_program": "p17", "sgl_fork_group": 3}, "id") == Hints("p17", 3)
-    assert read_hints({"sgl_fork_group": "f"}, "id") == Hints(None, "f")
-
-
-def test_a_request_says_what_follows_it():
-    assert read_hints({"sgl_ends": 1}, "id").ends and not read_hints({"sgl_ends": 0}, "id").ends
-    hints = read_hints({"sgl_next_tool": "bash", "sgl_next_in_s": 2.5}, "id")
-    assert (hints.next_tool, hints.next_in_s) == ("bash", 2.5)
-
-
 @pytest.mark.parametrize(
     ("value", "ends"), [(0, 0), (1, 1), (7, 7), (-1, 1), (0.5, 1), ("yes", 1), (True, 1), ([2], 1)]
 )

@@ -151,16 +151,6 @@ def next_to_vllm(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
 # -- tests ----------------------------------------------------------------------------------------
 
 
-def test_two_builds_give_the_same_bytes(built: tuple[Path, Path], tmp_path: Path) -> None:
-    if "SGL_VLLM_DISTRIBUTIONS" in os.environ:
-        pytest.skip("`make release` has compared two builds")
-    source = copy_of_sources(tmp_path / "elsewhere" / "source")
-    for path in source.rglob("*"):
-        os.utime(path, (1, 1))
-    again = build(source, tmp_path / "dist", EPOCH_S)
-    assert [one.read_bytes() for one in again] == [one.read_bytes() for one in built]
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
     wheel, sdist = built
     assert wheel.name.startswith(f"sgl_vllm-{sgl_vllm.__version__}-py3")

@@ -208,12 +208,3 @@ def test_counters_are_read_when_the_server_is_idle_and_summed_over_engines(
         preemptions=0,
     )
     assert counters.computed_prompt_tokens == 36
-
-
-def test_the_plugin_and_its_options_are_named_on_the_command_line() -> None:
-    server = VllmServer("m", plugin=True, plugin_config={"jump_forward": False})
-    position = server.command.index("--plugin")
-    assert server.command[position + 1] == "sgl_vllm"
-    position = server.command.index("--plugin-config")
-    assert json.loads(server.command[position + 1]) == {"jump_forward": False}
-    assert "--plugin" not in VllmServer("m").command

@@ -217,22 +217,6 @@ def test_ablations_leave_one_thing_out_each() -> None:
     assert all(one.plugin_config["select"] is False for one in made.variants[1:])
 
 
-def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
-    made = plan(
-        *("no_sharing", "--off", "radix", "--off", "select", "--policy", "dfs-weight"),
-        *("--plugin-config", "schedule_hold_s=2", "radix_policy=lfu"),
-    )
-    stock, plugin = made.variants
-    assert made.settings_of(stock).plugin_config == {}
-    assert made.settings_of(plugin).plugin_config == {
-        "radix": False,
-        "select": False,
-        "schedule_policy": "dfs-weight",
-        "schedule_hold_s": 2,
-        "radix_policy": "lfu",
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -163,24 +163,3 @@ def test_the_data_are_what_is_asked(
     items = WORKLOADS[name].items
     assert words in str(items(Texts(vocabulary, 0, data), 3))
     assert words not in str(items(Texts(vocabulary, 0), 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "content", "said"),
-    [
-        ("react", react.PROMPTS_FILE, '{"other": "text"}', react.PROMPTS_FILE),
-        ("tree_of_thought", tree_of_thought.PUZZLES_FILE, "Rank,Numbers\n1,1\n", "no column"),
-        ("chat_short", questions.MTBENCH_FILE, '{"turns": [1]}\n', questions.MTBENCH_FILE),
-        ("mmlu", mmlu.FILE, json.dumps(MMLU | {"answer": 4}), "entry 1 of mmlu.jsonl"),
-        ("multi_chain", gsm8k.FILE, '{"question": "?", "answer": "7"}', "entry 1.*####"),
-        ("rag", questions.HOTPOT_FILE, "{}", "no list of questions"),
-    ],
-)
-def test_data_that_cannot_be_used_is_refused_with_its_place(
-    name: str, file: str, content: str, said: str, vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    if name == "react":
-        (tmp_path / questions.HOTPOT_FILE).write_text('[{"question": "?"}]')
-    (tmp_path / file).write_text(content)
-    with pytest.raises(ValueError, match=f"--data: .*{said}"):
-        WORKLOADS[name].items(Texts(vocabulary, 0, tmp_path), 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,9 @@ class Bitmask:
 
 @dataclass
 class Grammar:
-    """Of a schema that is `"a|bc"`: allows these texts. `liar` accepts what it does not allow."""
+    """Of a schema that is `"a|bc"`: allows these texts."""
 
     texts: tuple[str, ...]
-    liar: bool = False
     read: str = ""
     ended: bool = False
 
@@ -71,7 +70,7 @@ class Grammar:
         return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        return tokens if self.liar or tokens[0] in self.allowed() else []
+        return tokens if tokens[0] in self.allowed() else []
 
     def is_terminated(self) -> bool:
         return self.ended
@@ -79,8 +78,7 @@ class Grammar:
 
 class Backend:
     def compile_grammar(self, kind: Any, schema: str) -> Grammar:
-        made = Grammar(tuple(json.loads(schema).split("|")) if schema[0] == '"' else ())
-        return replace(made, **json.loads(schema)) if schema[0] == "{" else made
+        return Grammar(tuple(json.loads(schema).split("|")))
 
     def allocate_token_bitmask(self, num_rows: int) -> Bitmask:
         assert num_rows == 1
@@ -98,12 +96,6 @@ def test_a_schema_is_right_when_the_valid_come_through_and_the_invalid_do_not() 
     assert verdict.right
     assert verdict.kind == "right"
     assert (verdict.num_valid, verdict.num_invalid, verdict.disagreements) == (2, 4, 0)
-
-
-def test_a_token_over_which_mask_and_accept_disagree_is_counted() -> None:
-    verdict = verdict_of('{"texts": ["a"], "liar": true}', valid=("a",), invalid=("b",))
-    assert verdict.disagreements == 1
-    assert verdict.right  # the mask decides, as for the sampler
 
 
 # -- the command

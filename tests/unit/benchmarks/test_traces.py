@@ -54,15 +54,6 @@ def test_equal_hash_ids_are_equal_tokens_and_others_differ_from_the_first(record
     assert not set(first[1024:].tolist()) & set(second[1024:].tolist())
 
 
-@pytest.mark.parametrize(
-    "row", [(0, 1100, 40, [0, 1]), (0, 1100, 40, [0, 1, -2]), ("soon", 10, 1, [0])]
-)
-def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, row: tuple) -> None:
-    path = write_mooncake(tmp_path / "bad.jsonl", (0, 10, 1, [0]), row)
-    with pytest.raises(ValueError, match="line 2"):
-        read_mooncake(path)
-
-
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_call_continues_one_that_it_waits_for(name: str) -> None:
     for program in generate(name, 60).programs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -81,15 +80,3 @@ def test_without_a_url_commands_ask_the_same_server(capsys, monkeypatch, words):
     assert cli.main(words) == 1
     printed = " ".join("".join(capsys.readouterr()).split())
     assert "http://127.0.0.1:9 does not answer: Connection refused." in printed
-
-
-def test_a_shell_completes_commands_and_their_options():
-    for words, completed in (("sgl-vllm qui", "quickstart"), ("sgl-vllm tree --wa", "--watch")):
-        typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        answer = subprocess.run(
-            [sys.executable, "-m", "sgl_vllm.commands.cli"],
-            env=os.environ | {"_SGL_VLLM_COMPLETE": "complete_bash"} | typed,
-            capture_output=True,
-            text=True,
-        )
-        assert answer.stdout.split() == [completed], answer.stderr

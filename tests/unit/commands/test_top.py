@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from collections.abc import Callable
 
 import httpx
@@ -90,35 +87,6 @@ def test_servers_with_the_plugin_stock_ones_and_dead_ones_are_in_one_table(serve
     assert "a:1: jump_forward is off: by option" in out
     assert "http://c:3 does not answer: Connection refused" in out
     assert "\x1b" not in out
-
-
-def test_programs_and_what_is_computed_again_have_a_line_each(servers, run, monkeypatch):
-    states = {"running": 2, "in_tool": 3, "waiting_for_person": 1, "unknown": 0, "ended": 4}
-    counts = iter(range(1, 100))
-
-    def stats() -> httpx.Response:
-        count = next(counts)
-        misses = {"evicted": 3000 * count, "component": 1000 * count, "new": count, "expired": 7}
-        return httpx.Response(200, json={**STATS, "programs": states, "misses": misses})
-
-    request = httpx.request
-
-    def answer(method: str, url: str, **options) -> httpx.Response:
-        return stats() if url.endswith("/stats") else request(method, url, **options)
-
-    servers.stats["a:1"] = NOT_FOUND
-    monkeypatch.setattr(httpx, "request", answer)
-    _, out = run("a:1", "--once")
-    programs = "a:1: programs: 2 running, 3 in a tool, 1 waiting for a person, 4 ended"
-    assert programs in out.splitlines()
-    (line,) = (line for line in out.splitlines() if "recomputed" in line)
-    assert re.fullmatch(r"a:1: recomputed tokens/s: \d+k \(evicted \d+k, component \d+k?\)", line)
-    _, out = run("a:1", "--once", "--json")
-    (row,) = json.loads(out)
-    assert row["programs"] == states
-    rates = row["recomputed_tokens_per_s"]
-    assert set(rates) == {"evicted", "component"}
-    assert math.isclose(rates["evicted"], 3 * rates["component"])
 
 
 def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):

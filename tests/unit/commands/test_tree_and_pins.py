@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -182,23 +182,6 @@ def test_an_error_is_one_line(monkeypatch, capsys, answer, said) -> None:
     assert printed.out == ""
     assert printed.err.startswith("sgl-vllm tree: ") and printed.err.count("\n") == 1
     assert said in printed.err
-
-
-def test_watching_continues_when_a_server_comes_back(monkeypatch, capsys) -> None:
-    """Ends with Ctrl-C."""
-    answers: Iterator[list[int] | BaseException] = iter(
-        [[8], client.ServerError("it is away"), [9], KeyboardInterrupt()]
-    )
-
-    def tree(self, max_nodes=None):
-        answer = next(answers)
-        if isinstance(answer, BaseException):
-            raise answer
-        return {"engines": [tree_answer([node(None, size) for size in answer])]}
-
-    monkeypatch.setattr(client.SglServer, "tree", tree)
-    assert cli.main(["tree", URL, "--watch", "0.01"]) == 130
-    assert "9 tokens" in capsys.readouterr().out
 
 
 def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:

@@ -18,12 +18,6 @@ def read(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text())
 
 
-def test_the_workflow_runs_what_ci_runs() -> None:
-    steps = read(".github/workflows/ci.yml")["jobs"]["test"]["steps"]
-    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
-    assert (ROOT / ".ci/run").stat().st_mode & 0o111
-
-
 def test_hooks_run_the_commands_of_make_check() -> None:
     (local,) = read(".pre-commit-config.yaml")["repos"]
     hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in local["hooks"]]

@@ -11,8 +11,7 @@ from sgl_vllm.fsm import automaton as automaton_module
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Lazy, Literals, Seq, literal
-from sgl_vllm.fsm.json_string import COUNTED_STRING, NAME_STRING, QUOTE, STRING, JsonString
-from sgl_vllm.fsm.names import Names
+from sgl_vllm.fsm.json_string import COUNTED_STRING, STRING, JsonString
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.schema import compile_schema
 from tests.effort import examples
@@ -123,17 +122,6 @@ def test_a_forced_run_is_the_longest_with_one_way_on(name):
         assert state.forced() is state.forced()
 
 
-def test_keys_and_punctuation_are_forced():
-    grammar = Automaton(
-        Seq(literal(b'{"name": "'), JsonString.of(STRING), literal(b', "age": '), literal(b"3}"))
-    )
-    assert grammar.start.forced()[0] == b'{"name": "'
-    named = after(grammar.start, b'{"name": "Ann"')
-    assert named is not None
-    run, end = named.forced()
-    assert run == b', "age": 3}' and end.accepting and not end.first
-
-
 def test_an_expression_within_itself_nests():
     inner: list = []
     inner.append(Alt((EMPTY, Seq(literal(b"("), Lazy(lambda: inner[0]), literal(b")")))))
@@ -172,14 +160,6 @@ def test_strings_are_counted_by_characters(text, low, high):
 )  # fmt: skip
 def test_what_is_no_json_string_is_refused(data):
     assert after(Automaton(JsonString.of(STRING)).start, data) is None
-
-
-def test_names_are_excluded_and_their_beginnings_are_not():
-    grammar = Automaton(JsonString.of(NAME_STRING, names=Names.of([b"ab", b"a\\n", b""])))
-    refused = ["ab", r"a\n", "", r"\u0061b", r"a\u000a", r"a\/"]
-    assert [t for t in refused if accepts(grammar, t + chr(QUOTE))] == []
-    legal = ["a", "abc", "b", r"a\t", r"a\"", r"\u0001", "é"]
-    assert [t for t in legal if not accepts(grammar, t + chr(QUOTE))] == []
 
 
 def test_an_automaton_of_too_many_bytes_begins_anew(monkeypatch) -> None:

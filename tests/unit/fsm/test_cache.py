@@ -25,16 +25,6 @@ def test_the_least_recently_used_goes_first(monkeypatch):
     assert kept(cache, "abc") == "ac"
 
 
-def test_long_formats_leave_room_for_fewer_others(monkeypatch):
-    monkeypatch.setattr(cache_module, "MAX_BYTES", 1 << 20)
-    cache = AutomatonCache()
-    for name in "abc":
-        cache.insert(name, automaton(), num_characters=3_000)
-    assert kept(cache, "abc") == "bc"
-    cache.insert("d", automaton(), num_characters=1_000_000)
-    assert kept(cache, "abcd") == "d"  # the last one stays, however large
-
-
 def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
     monkeypatch.setattr(cache_module, "MAX_BYTES", 60_000)
     cache = AutomatonCache()

@@ -19,7 +19,7 @@ from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.effort import examples
 from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
 from tests.unit.fsm.test_masks import PIECES, legal_by_mask
-from tests.unit.fsm.texts import accepts, after, bits_of
+from tests.unit.fsm.texts import after, bits_of
 
 TOKENS = [*dict.fromkeys(PIECES), b"<eos>"]
 END = len(TOKENS) - 1
@@ -168,13 +168,6 @@ def test_loops_are_loops_however_they_are_written() -> None:
         assert len(state.threads) == 1 and state.threads[0][1] is None, "no stack"
 
 
-def test_nesting_is_a_stack() -> None:
-    automaton = Automaton(compile_grammar(GRAMMARS["calls"]))
-    depth = 300
-    assert accepts(automaton, "f(" * depth + "x=f(1)" + ")" * depth)
-    assert not accepts(automaton, "f(" * depth + "1" + ")" * (depth - 1))
-
-
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_readings_do_not_become_more_with_the_text(name: str) -> None:
     rng = random.Random(name)
@@ -188,12 +181,3 @@ def test_readings_do_not_become_more_with_the_text(name: str) -> None:
         assert following is not None
         state = following
         assert len(state.threads) <= MAX_READINGS < MAX_THREADS
-
-
-def test_what_a_text_must_go_on_with_is_forced() -> None:
-    start = Automaton(compile_grammar(GRAMMARS["xml, fixed"])).start
-    assert start.forced()[0] == b"<person>\n  <name>"
-    state = after(start, "<person>\n  <name>Al<")
-    assert state is not None and state.forced()[0] == b"/name>\n  <age>"
-    state = after(Automaton(compile_grammar(GRAMMARS["sql"])).start, "SELECT * F")
-    assert state is not None and state.forced()[0] == b"ROM "

@@ -31,11 +31,6 @@ def is_expected(state: State) -> bool:
     return likelihood(state) >= WORTH_WAITING
 
 
-@pytest.fixture
-def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "step", lambda *_: pytest.fail("a step of the automaton"))
-
-
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -80,6 +75,11 @@ def test_a_forecast_follows_what_happens() -> None:
         forecast.learn(number % 8 == 0)
         likelihoods.append(forecast.likelihood(never_asked))
     assert sum(likelihoods[400:]) / 400 == pytest.approx(1 / 8, abs=0.02)
+
+
+@pytest.fixture
+def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(State, "step", lambda *_: pytest.fail("a step of the automaton"))
 
 
 def test_a_state_with_many_threads_is_not_tried(no_steps: None) -> None:

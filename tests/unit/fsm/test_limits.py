@@ -76,16 +76,6 @@ def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     done.set()
 
 
-def test_what_others_keep_from_the_processors_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "COMPILE_TIMEOUT_S", 0.2)
-
-    def wait() -> str:
-        time.sleep(0.6)
-        return "made"
-
-    assert within_limits(wait, "grammar") == "made"
-
-
 def test_what_keeps_a_processor_busy_is_refused_when_its_time_is_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,14 +1,12 @@
 """The mask of a state, compared with stepping through every token of a vocabulary."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sgl_vllm
 from sgl_vllm.fsm import masks as masks_module
 from sgl_vllm.fsm import terminal_walks
 from sgl_vllm.fsm.automaton import Automaton
@@ -17,8 +15,6 @@ from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.unit.fsm.grammars import GRAMMARS
 from tests.unit.fsm.texts import after, random_walk
-
-DEMO_MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
 
 
 def legal_by_steps(vocabulary: Vocabulary, state) -> set[int]:
@@ -153,16 +149,3 @@ def test_a_wide_part_is_walked_once_from_each_node(name, most, walked_from):
     Bitmasks(vocabulary).of(Automaton(GRAMMARS[name]()).start)
     assert 1 < len(walked_from) <= most
     assert all(len(np.unique(one.nodes)) == len(one.nodes) for one in walked_from)
-
-
-@pytest.fixture(scope="module")
-def demo() -> Vocabulary:
-    """The demo model's vocabulary, read as the backend reads it."""
-    xgrammar = pytest.importorskip("xgrammar")
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)
-    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
-    token_bytes = list(info.decoded_vocab)
-    for token in {*info.special_token_ids, *info.stop_token_ids}:
-        token_bytes[token] = b""
-    return Vocabulary(token_bytes, len(token_bytes))

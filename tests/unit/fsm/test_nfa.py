@@ -42,15 +42,6 @@ def test_the_ends_of_a_range_are_in_it_and_their_neighbors_are_not(first, last):
             assert dfa.accepts(chr(code).encode()) == (first <= code <= last), hex(code)
 
 
-@pytest.mark.parametrize("low, high", [(0, 0), (0, 1), (3, 3), (2, 5), (0, 700), (700, None)])
-def test_a_repetition_has_a_state_for_each_time(low, high):
-    dfa = dfa_of(Repetition(Text(b"ab"), low, high))
-    assert dfa.num_states == 2 * (high if high is not None else low) + 1
-    for count in {0, 1, 2, 3, 4, 5, 6, 699, 700, 701, 2000}:
-        is_within = low <= count <= (high if high is not None else count)
-        assert dfa.accepts(b"ab" * count) == is_within, count
-
-
 LETTER = CharacterClass(((0x61, 0x62),))
 
 

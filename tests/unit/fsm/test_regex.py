@@ -153,13 +153,6 @@ def test_what_vllms_default_backend_reads_differently_is_handed_on(read, pattern
         read(pattern)
 
 
-@pytest.mark.parametrize("pattern", [r"\[]", r"[^\]a]x", "[[]", r"[\[\]]+", "[^[]", "[a[]"])
-def test_a_bracket_that_begins_no_class_is_compiled(pattern):
-    for size in range(4):
-        for text in map("".join, itertools.product("[]ax", repeat=size)):
-            assert full_match(pattern).accepts(text.encode()) == bool(re.fullmatch(pattern, text))
-
-
 @pytest.mark.parametrize(
     ("pattern", "without_names"),
     [

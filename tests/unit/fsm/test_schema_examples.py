@@ -208,7 +208,16 @@ def test_a_message_says_where_in_the_schema(schema, place):
         ("iri-reference", ["/ü#ß"], ["#a b"]),
         ("uri-template", ["/{a}/{?b,c*}", "{+x:3}"], ["/{a", "{a b}"]),
         ("hostname", ["a", "a.b-c.example", "a" * 63], ["xn--x", "a.bc--d", ".".join("a" * 150)]),
-        ("email", ["a.b--c@d.example"], ["a@xn--b.example", "a..b@c"]),
+        ("hostname", [], ["-a.b", "a..b", "a" * 64]),
+        ("email", ["a.b--c@d.example"], ["a@xn--b.example", "a..b@c", "a@", "a"]),
+        ("date", [], ["2023-02-29", "2023-13-01", "1900-02-29", "2023-1-1"]),
+        ("time", [], ["24:00:00Z", "10:00:00", "22:59:60Z", "23:59:60+01:00"]),
+        ("date-time", [], ["2023-01-01", "1998-12-31T23:58:60Z"]),
+        ("ipv6", [], ["1::2::3", "1:2:3:4:5:6:7", "::12345", "::1.2.3", "1:2:3:4:5:6:7:8::"]),
+        ("ipv6", [], ["::1%eth0"]),
+        ("uri", [], ["http://[::01.2.3.4]"]),
+        ("ipv4", [], ["256.1.1.1", "01.1.1.1"]),
+        ("uuid", [], ["0" * 32]),
     ],
 )
 def test_formats(form, legal, illegal):
@@ -271,20 +280,3 @@ def test_formats_hold_what_is_in_them(date, moment, offset, uuid, shift):
         "uri": f"http://[{ipaddress.IPv6Address(uuid.int >> shift << shift)}]:80/",
     }.items():
         assert accepts(compile_schema({"type": "string", "format": form}), f'"{text}"'), text
-
-
-@pytest.mark.parametrize(
-    "form, text",
-    [
-        ("date", "2023-02-29"), ("date", "2023-13-01"), ("date", "1900-02-29"),
-        ("date", "2023-1-1"),
-        ("time", "24:00:00Z"), ("time", "10:00:00"), ("date-time", "2023-01-01"),
-        ("time", "22:59:60Z"), ("time", "23:59:60+01:00"), ("date-time", "1998-12-31T23:58:60Z"),
-        ("ipv6", "1::2::3"), ("ipv6", "1:2:3:4:5:6:7"), ("ipv6", "::12345"), ("ipv6", "::1.2.3"),
-        ("ipv6", "1:2:3:4:5:6:7:8::"), ("ipv6", "::1%eth0"), ("uri", "http://[::01.2.3.4]"),
-        ("ipv4", "256.1.1.1"), ("ipv4", "01.1.1.1"), ("uuid", "0" * 32), ("email", "a@"),
-        ("email", "a"), ("hostname", "-a.b"), ("hostname", "a..b"), ("hostname", "a" * 64),
-    ],
-)  # fmt: skip
-def test_formats_refuse_what_is_not_in_them(form, text):
-    assert not accepts(compile_schema({"type": "string", "format": form}), f'"{text}"')

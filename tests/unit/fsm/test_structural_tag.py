@@ -111,11 +111,6 @@ def test_the_older_form_is_text_with_tags() -> None:
         assert (state is not None and state.accepting) == is_allowed
 
 
-def test_what_a_call_begins_with_is_forced() -> None:
-    run, _ = automaton(separated(at_least_one=True)).start.forced()
-    assert run == b"<f=a"
-
-
 @pytest.mark.parametrize(
     "form",
     [

@@ -67,25 +67,3 @@ def test_pieces_are_small_and_make_the_whole_again(
     ]  # fmt: skip
     assert (site / "two.py").read_text() == "TWO = 2"
     assert len((site / "one" / "lib.so").read_bytes()) == 3000
-
-
-def test_a_wheel_cannot_write_elsewhere(pack: ModuleType, tmp_path: Path) -> None:
-    bad = wheel(tmp_path, "bad-1", {"../outside.py": b""})
-    with pytest.raises(SystemExit, match="outside"):
-        pack.write_archive([bad], tmp_path / "archive", lambda _: True)
-
-
-def test_damaged_pieces_are_refused(
-    install: ModuleType, pieces: list[Path], tmp_path: Path
-) -> None:
-    part = pieces[1] / "part"
-    part.write_bytes(part.read_bytes() + b"!")
-    with pytest.raises(SystemExit, match="is damaged"):
-        install.keep(pieces[1], tmp_path / "store")
-    with pytest.raises(SystemExit, match="is no piece"):
-        install.keep(tmp_path, tmp_path / "store")
-    for piece in (pieces[0], *pieces[2:]):
-        install.keep(piece, tmp_path / "store")
-    (tmp_path / "store" / "piece-2").write_bytes(b"")
-    with pytest.raises(SystemExit, match="not what was packed"):
-        install.unpack(install.stored(tmp_path / "store"), tmp_path / "store", tmp_path / "site")

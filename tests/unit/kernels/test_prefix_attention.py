@@ -91,14 +91,6 @@ TWO_LEVELS = [[0, 1, 2, 3, 10], [0, 1, 2, 3, 11], [0, 1, 4, 12], [0, 1, 13], [5,
 LENGTHS = [70, 65, 50, 33, 31, 49]
 
 
-def test_several_levels() -> None:
-    batch = batch_of(TWO_LEVELS, LENGTHS)
-    plan = plan_of(batch)
-    assert plan.num_segments == 3
-    assert plan.kv_tokens_read < plan.kv_tokens_read_ungrouped
-    assert_right(batch, plan)
-
-
 def test_one_level_in_several_tiles_and_splits() -> None:
     table = [[*range(6), 10 + request] for request in range(20)]
     batch = batch_of(table, [97 + request % 16 for request in range(20)])
@@ -187,11 +179,6 @@ def test_blocks_far_into_a_large_cache() -> None:
 # -- values
 
 
-def test_rows_that_see_very_unlike_scores() -> None:
-    batch = batch_of(TWO_LEVELS, LENGTHS)
-    assert_right(batch._replace(query=batch.query * 100), looser=50)
-
-
 def test_what_lies_behind_a_request_is_not_seen() -> None:
     """Nor what is in block 0, which vLLM keeps for padding."""
     table = [[1 + block for block in row] for row in TWO_LEVELS]
@@ -278,3 +265,8 @@ def test_a_wrong_argument_is_refused(wrong: str) -> None:
     arguments = {**batch._asdict(), "plan": DevicePlan.upload(plan_of(batch), "cpu"), **changed}
     with pytest.raises(ValueError, match=message):
         prefix_decode_attention(**arguments)
+
+
+def test_rows_that_see_very_unlike_scores() -> None:
+    batch = batch_of(TWO_LEVELS, LENGTHS)
+    assert_right(batch._replace(query=batch.query * 100), looser=50)

@@ -93,16 +93,12 @@ def test_the_tenant_decides_the_salt() -> None:
     [
         ({}, "candidates has to be a list"),
         ({"candidates": []}, "candidates has to be a list"),
-        ({"candidates": "ab"}, "candidates has to be a list"),
         ({"candidates": [""]}, "a text, and not empty"),
         ({"candidates": [[]]}, "a list of token ids, and not empty"),
         ({"candidates": ["a", [1]]}, "has to be a text"),
-        ({"candidates": [[1], "a"]}, "has to be a list of token ids"),
-        ({"candidates": [[1, -1]]}, "has to be a list of token ids"),
         ({"candidates": [[1 << 31]]}, "31 bits"),
         ({"candidates": ["\ud800"]}, "has to be a text"),
         ({"prompt": [1], "candidates": ["a"]}, "has to be a list of token ids"),
-        ({"prompt": "a", "candidates": [[1]]}, "has to be a text"),
         (
             {"messages": [{"role": "user", "content": []}], "candidates": ["a"]},
             "messages has to end with",
@@ -113,16 +109,6 @@ def test_the_tenant_decides_the_salt() -> None:
         ),
         ({"candidates": ["a"] * (MAX_CANDIDATES + 1)}, "257 candidates; at most 256"),
         ({"prompt": "a" * (MAX_CHARS // 2), "candidates": ["a", "b"]}, "2,097,154 characters"),
-        (
-            {
-                "messages": [
-                    {"role": "system", "content": "a" * (MAX_CHARS // 2)},
-                    {"role": "user", "content": ""},
-                ],
-                "candidates": ["a", "b"],
-            },
-            "at most 2,097,152",
-        ),
         ({"prompt": [1] * (MAX_TOKENS // 2), "candidates": [[1], [2]]}, "1,048,578 tokens"),
     ],
 )

@@ -60,13 +60,6 @@ def test_a_removed_replicas_routes_are_dropped(placer):
     assert placer.router.load(first).num_running == 0
 
 
-def test_a_replica_starts_anew_when_its_events_are_followed(placer):
-    first = place(placer, "1", LONG)
-    placer.router.set_workers({"a": False, "b": False} | {first: True})
-    assert placer.router.load(first).num_running == 0
-    assert placer.router.apply_events(first, [], 0)
-
-
 def test_a_prompt_that_cannot_be_read_is_placed_by_load_with_one_warning(placer, caplog):
     with caplog.at_level(logging.WARNING, logger="ray.serve"):
         broken = [LONG, 5]

@@ -92,15 +92,6 @@ def test_requests_in_other_namespaces_share_nothing(fields):
     assert serve(router, "a2", SYSTEM) != serve(router, "b2", SYSTEM, **fields)
 
 
-def test_the_number_of_ranks_may_change():
-    plain = client(3)
-    router = RankRouter(plain)
-    prompts = [[*range(1000 * i, 1000 * i + 300)] for i in range(3)]
-    assert {serve(router, str(i), prompt) for i, prompt in enumerate(prompts)} == {0, 1, 2}
-    plain.core_engines = [0]
-    assert {serve(router, str(i), prompt) for i, prompt in enumerate(prompts)} == {0}
-
-
 def test_vllm_chooses_for_a_request_whose_choice_fails_and_for_no_other(monkeypatch, caplog):
     router = RankRouter(client())
     router.choose(request("before", SYSTEM))

@@ -92,14 +92,6 @@ def test_a_hot_prefix_spreads_when_its_worker_is_loaded():
     assert computed <= 2 * 4000 + 40 * 80 + 64
 
 
-def test_given_loads_replace_those_of_the_routers_own_routes():
-    router = router_of("a", "b")
-    home = serve(router, tokens(1000))
-    away = {"a": "b", "b": "a"}[home]
-    assert router.choose(tokens(1000), {home: Load(num_queued_tokens=900)}).worker == home
-    assert router.choose(tokens(1000), {home: Load(num_queued_tokens=5000)}).worker == away
-
-
 def test_a_request_is_load_until_it_finishes():
     router = router_of("a")
     route = router.choose(tokens(100))

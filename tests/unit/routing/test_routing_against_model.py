@@ -216,13 +216,3 @@ def test_texts_that_differ_in_few_high_bits_have_different_hashes() -> None:
         text[[7, 15]] = number >> 6 << 2, (number & 63) << 2
         hashes.update(hasher.hash_prompt(text.tobytes()).hashes.tolist())
     assert len(hashes) == 1 << 12
-
-
-@given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(0, 19))
-def test_a_prompt_can_be_continued_from_any_block(text: list[int], place: int) -> None:
-    hasher = PrefixHasher(BLOCK)
-    blocks = hasher.blocks(array(tuple(text)))
-    whole = hasher.states(blocks, 7).tolist()
-    place = min(place, len(blocks))
-    state = whole[place - 1] if place else 7
-    assert hasher.states(blocks[place:], state).tolist() == whole[place:]
