@@ -194,12 +194,12 @@ def test_schemas_with_spoiled_parts_raise_only_what_is_promised(data):
 def test_a_long_walk_over_a_schema_that_contains_itself_costs_what_it_visits():
     grammar = automaton({"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "integer"}]})
     state, rng = grammar.start, random.Random(3)
-    for _ in range(10_000):
+    for _ in range(4_000):
         options = [byte for byte in b"[[,1234567890]" if state.first >> byte & 1]
         following = state.step(rng.choice(options)) if options else grammar.start
         assert following is not None
         state = following
-    assert grammar.num_states <= 20_001
+    assert grammar.num_states <= 8_001
     deep = after(grammar.start, "[" * 20_000)
     assert deep is not None
     end = after(deep, "]" * 20_000)
