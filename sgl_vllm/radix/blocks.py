@@ -66,6 +66,7 @@ class BlockTable:
             node.parent is not None and not node.children and node.block_ids[-1] not in self.locked
         )
 
-    def has_evictable_tail(self, node: Node) -> bool:
-        """Whether it also ends inside its last block."""
+    def has_tail(self, node: Node) -> bool:
+        """Whether it also ends inside its last block, so that this block is a tail
+        (`eviction_order.py`)."""
         return node.end % self.block_size != 0 and self.is_evictable(node)

@@ -62,10 +62,6 @@ class LeafQueue:
     def __contains__(self, node: Node) -> bool:
         return node in self._members
 
-    def __len__(self) -> int:
-        """Entries, out-of-date ones included."""
-        return len(self._heap)
-
     def clear(self) -> None:
         self._heap.clear()
         self._members.clear()
@@ -91,10 +87,10 @@ class LeafQueue:
 class EvictionOrder:
     """The evictable leaves of one tree.
 
-    Leaves with a *tail*, a last block that is worth less, come first, least recently used first. By
-    default these are the leaves that end inside a block: a cache of whole blocks would not hold a
-    partial block, so none is kept at the expense of a full one. Then all leaves come, in the
-    policy's order. Wanted leaves are set aside.
+    Leaves with a *tail*, a last block that is worth less, come first, least recently used first.
+    With recurrent groups that is a block in which no hit can end. Else it is a partial one: a cache
+    of whole blocks would not hold it, so none is kept at the expense of a full one. Then all leaves
+    come, in the policy's order. Wanted leaves are set aside.
 
     Args:
         has_tail: whether a node is an evictable leaf with a tail.
@@ -106,13 +102,14 @@ class EvictionOrder:
         self,
         policy: EvictionPolicy,
         blocks: BlockTable,
-        has_tail: Callable[[Node], bool] | None = None,
+        has_tail: Callable[[Node], bool],
     ) -> None:
-        self._has_tail = has_tail or blocks.has_evictable_tail
+        self._has_tail = has_tail
         self._tails = LeafQueue(lru, self._has_tail)
         self._leaves = LeafQueue(policy, blocks.is_evictable)
         self._oldest = LeafQueue(lru, blocks.is_evictable)
-        self._may_expire = False
+        self.may_expire = False
+        """Whether `expire_from` has been called."""
         self._set_aside: list[tuple[LeafQueue, Node]] = []
         self._set_aside_for: Collection[Node] = ()
 
@@ -121,7 +118,7 @@ class EvictionOrder:
         self._leaves.push(leaf)
         if self._has_tail(leaf):
             self._tails.push(leaf)
-        if self._may_expire:
+        if self.may_expire:
             self._oldest.push(leaf)
 
     def forget(self, node: Node) -> None:
@@ -150,14 +147,9 @@ class EvictionOrder:
             queue.push(leaf)
         self._set_aside.clear()
 
-    @property
-    def may_expire(self) -> bool:
-        """Whether `expire_from` has been called."""
-        return self._may_expire
-
     def expire_from(self, nodes: Iterable[Node]) -> None:
         """Track the age of leaves from now on, beginning with the evictable leaves in `nodes`."""
-        self._may_expire = True
+        self.may_expire = True
         for node in nodes:
             self._oldest.push(node)
 
@@ -178,5 +170,5 @@ class EvictionOrder:
     def holds(self, leaf: Node) -> bool:
         """Whether an evictable leaf can still be evicted, and expire: for tests."""
         is_set_aside = any(leaf is other for _, other in self._set_aside)
-        may_expire = not self._may_expire or leaf in self._oldest
+        may_expire = not self.may_expire or leaf in self._oldest
         return may_expire and (leaf in self._leaves or is_set_aside)

@@ -1,11 +1,27 @@
 """What the radix tree is made of: nodes, the way down through them, and the results of calls.
 
-Changes nothing: only `tree.py` and `components/` change nodes. Pure: no vLLM, no torch.
+The KV of token `i` of a sequence is in the sequence's block number `i // block_size`, at offset
+`i % block_size`. A node holds the tokens `[start, end)` of every sequence that passes through it:
+
+    token       0               8               16              24
+    block       |-------0-------|-------1-------|-------2-------|
+    root
+     └─ A       [0 .................... 13)                         owns block 0
+         ├─ B                             [13 . 17)                 owns blocks 1, 2
+         └─ C                             [13 ....... 20)           owns blocks 1, 2
+
+Two sequences that diverge inside a block have a block each from there on, and both blocks hold the
+shared start: here, with a `block_size` of 8, the KV of [8, 13) is in block 1 of B and in that of C.
+So an internal node that ends inside a block owns no block for that part. **Every block belongs to
+exactly one node**: a leaf owns the blocks up to its end, an internal node only those that it fills.
+
+Changes nothing: only `prefix_tree.py`, `tree.py` and `components/` change nodes. Pure: no vLLM, no
+torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -69,7 +85,7 @@ class Node:
     """A run of tokens, `[start, end)` of every cached sequence that passes through it.
 
     Invariant: `block_ids` are the blocks of those sequences from number `start // block_size` on. A
-    leaf owns all blocks up to its end, an internal node only those that it fills (see `tree.py`).
+    leaf owns all blocks up to its end, an internal node only those that it fills (see above).
     Each list in `windows` is as long.
 
     Attributes:
@@ -143,15 +159,13 @@ class InsertResult(NamedTuple):
     Attributes:
         own_leaf: the leaf that holds the end of the sequence, if this caller's inserts made it. Its
             next insert, of a longer sequence, may start from there.
-        taken: blocks that the tree owns from now on.
+        taken: blocks that the tree owns from now on, of all groups.
         evicted: blocks that it owns no longer, of all groups.
-        taken_other_groups: blocks of further groups that the tree owns from now on.
     """
 
     own_leaf: Node | None
     taken: list[int]
     evicted: list[int]
-    taken_other_groups: Sequence[int] = ()
 
 
 def subtree(top: Node) -> Iterator[Node]:
@@ -192,19 +206,6 @@ def path_to(node: Node | None) -> list[Node]:
     return path
 
 
-def block_ids_of(match: Match, num_tokens: int, block_size: int) -> list[int]:
-    """The blocks that hold the first `num_tokens` of `match` (`RadixTree.block_ids`)."""
-    path = path_to(match.node)
-    block_ids: list[int] = []
-    for node in path:
-        block_ids += node.block_ids
-    num_blocks = -(-num_tokens // block_size)
-    if len(block_ids) < num_blocks:  # the match ends in a block that children of the node own
-        block_ids.append(_first_block_below(path[-1]))
-    del block_ids[num_blocks:]
-    return block_ids
-
-
 def holder_of(match: Match, num_tokens: int) -> Match:
     """The first `num_tokens` of a match, at least one, with the deepest node that holds some."""
     node = match.node
@@ -213,7 +214,7 @@ def holder_of(match: Match, num_tokens: int) -> Match:
     return Match(num_tokens, node)
 
 
-def _first_block_below(node: Node) -> int:
+def first_block_below(node: Node) -> int:
     """A block that holds the part of internal `node` after its last full block."""
     while True:
         node = next(iter(node.children.values()))

@@ -253,7 +253,7 @@ class RadixBlockPool(MarkedBlockPool):
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
         new_blocks = blocks[num_known // self.block_size : -(-num_tokens // self.block_size)]
-        record.own, taken, evicted, taken_other_groups = tree.insert(
+        record.own, taken, evicted = tree.insert(
             record.namespace,
             tokens,
             [block.block_id for block in new_blocks],
@@ -266,7 +266,6 @@ class RadixBlockPool(MarkedBlockPool):
         if is_last_use:
             tree.record_use(record.leaf, request.priority)
         self.mark(taken, num_tokens)
-        self.mark(taken_other_groups, num_tokens)
         if evicted:
             self._release_evicted(evicted)
         if self.hash_blocks:

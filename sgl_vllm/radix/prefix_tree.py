@@ -1,8 +1,7 @@
 """The nodes of the radix tree, and which blocks each has: inserting and removing.
 
 Owns the shape of the tree, and that nodes, blocks, components and the memory of evictions agree.
-Does not own what is evicted, nor what a request can read (`tree.py`, which also says what a node
-is). Pure: no vLLM, no torch.
+Does not own what is evicted, nor what a request can read (`tree.py`). Pure: no vLLM, no torch.
 """
 
 from __future__ import annotations
@@ -71,7 +70,11 @@ class PrefixTree:
         self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
         self.states = (
             RecurrentStates(
-                num_recurrent_groups, self.blocks, self.watchers, clock, policy is not lru
+                num_recurrent_groups,
+                self.blocks,
+                self.watchers,
+                clock,
+                only_spare=policy is not lru,
             )
             if num_recurrent_groups
             else None
@@ -79,7 +82,7 @@ class PrefixTree:
         self.components: tuple[Component, ...] = tuple(
             one for one in (self.windows, self.states) if one is not None
         )
-        has_tail = self.states.has_useless_end if self.states is not None else None
+        has_tail = self.states.has_tail if self.states is not None else self.blocks.has_tail
         self.order = EvictionOrder(policy, self.blocks, has_tail)
         self.shortened: list[int] = []
         self._namespaces: dict[Node, Namespace] = {}  # of roots
@@ -145,42 +148,43 @@ class PrefixTree:
         if not num_tokens:
             return InsertResult(None, [], [])
         given = Given(windows, states or {}, num_known, own_leaf)
-        others: list[int] = []
+        taken: list[int] = []
         node, matched = self._locate(namespace, tokens, own_leaf)
         for component in self.components:
-            others += component.fill(node, matched, given)
+            taken += component.fill_holes(node, matched, given)
         if matched == num_tokens:
             for component in self.components:
-                others += component.finish(node, given)
-            return InsertResult(own_leaf if node is own_leaf else None, [], [], others)
+                taken += component.after_insert(node, given)
+            return InsertResult(own_leaf if node is own_leaf else None, taken, [])
         if matched < node.end:
             node = self._split(node, matched)
         begin, end = matched // size - first_block, -(-num_tokens // size) - first_block
-        taken = list(block_ids[begin:end])
-        # The leaf's partial last block holds the first tokens of the first of these. If both are
-        # the same block, the tree has it already; if not, the longer copy replaces it.
+        # A leaf's partial last block, its tail, holds the first tokens of the first of these. If
+        # both are the same block, the tree has it already; if not, the longer copy replaces it.
+        ids = list(block_ids[begin:end])
         tail = node.block_ids[-1] if matched % size and not node.children else None
-        must_be_new = taken[1:] if taken[0] == tail else taken
-        if not self.blocks.owners.keys().isdisjoint(must_be_new):
-            raise ValueError(f"one of the blocks {taken} is already in the tree, at another place")
-        new_tokens, tail_of = tokens[matched * TOKEN_BYTES :], node if tail is not None else None
+        new_ids = ids[1:] if ids[0] == tail else ids
+        if not self.blocks.owners.keys().isdisjoint(new_ids):
+            raise ValueError(f"one of the blocks {ids} is already in the tree, at another place")
+        new_tokens, continued = tokens[matched * TOKEN_BYTES :], node if tail is not None else None
         evicted: list[int] = []
-        if node is own_leaf and not node.children and (tail is None or tail == taken[0]):
-            taken = must_be_new
-            self._grow_leaf(node, new_tokens, taken)
+        if node is own_leaf and not node.children and (tail is None or tail == ids[0]):
+            ids = new_ids
+            self._grow_leaf(node, new_tokens, ids)
         else:
             if tail is not None:
-                evicted = self._replace_tail(node, taken[0])
-            node = self._add_leaf(namespace, node, new_tokens, taken, priority)
+                evicted = self._replace_tail(node, ids[0])
+            node = self._add_leaf(namespace, node, new_tokens, ids, priority)
         node.last_used = self.clock()
-        self.blocks.add(taken, node)
+        self.blocks.add(ids, node)
+        taken += ids
         self.num_tokens += num_tokens - matched
         for component in self.components:
-            new_ids, replaced = component.attach(node, matched, given, tail_of)
-            others += new_ids
+            of_group, replaced = component.after_growth(node, matched, given, continued)
+            taken += of_group
             evicted += replaced
-            others += component.finish(node, given)
-        return InsertResult(node, taken, evicted, others)
+            taken += component.after_insert(node, given)
+        return InsertResult(node, taken, evicted)
 
     def _locate(
         self, namespace: Namespace, tokens: Tokens, own_leaf: Node | None

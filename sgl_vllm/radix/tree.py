@@ -1,23 +1,9 @@
 """A radix tree from token ids to the KV-cache blocks that hold their keys and values.
 
 Owns matching and evicting: what a request finds under its namespace, and what goes first. Does not
-own how nodes are inserted and removed (`prefix_tree.py`), nor the blocks: the caller says which are
-in use (`lock`, `unlock`) and reuses those that the tree evicts. Pure: no vLLM, no torch.
-
-The KV of token `i` of a sequence is in the sequence's block number `i // block_size`, at offset
-`i % block_size`. A node holds the tokens `[start, end)` of every sequence that passes through it:
-
-    token       0               8               16              24
-    block       |-------0-------|-------1-------|-------2-------|
-    root
-     └─ A       [0 .................... 13)                         owns block 0
-         ├─ B                             [13 . 17)                 owns blocks 1, 2
-         └─ C                             [13 ....... 20)           owns blocks 1, 2
-
-Two sequences that diverge inside a block have a block each from there on, and both blocks hold the
-shared start: here, with a `block_size` of 8, the KV of [8, 13) is in block 1 of B and in that of C.
-So an internal node that ends inside a block owns no block for that part. **Every block belongs to
-exactly one node**: a leaf owns the blocks up to its end, an internal node only those that it fills.
+own what a node is (`node.py`), how nodes are inserted and removed (`prefix_tree.py`), nor the
+blocks: the caller says which are in use (`lock`, `unlock`) and reuses those that the tree evicts.
+Pure: no vLLM, no torch.
 
 A model may have further groups of KV caches: of layers that read only a part of what precedes a
 token (`components/windows.py`), and of recurrent layers, which have one state instead of a KV per
@@ -41,9 +27,10 @@ from sgl_vllm.radix.node import (
     Match,
     Namespace,
     Node,
-    block_ids_of,
     descend,
+    first_block_below,
     holder_of,
+    path_to,
 )
 from sgl_vllm.radix.prefix_tree import PrefixTree
 from sgl_vllm.radix.tokens import Tokens
@@ -95,11 +82,12 @@ class RadixTree(PrefixTree):
         """How many tokens of a match a request can read, of at most `num_tokens`: all of them,
         unless a window group lacks blocks or there is no state. `match` is made since the last
         change."""
-        longest = last = min(match.num_tokens, num_tokens)
+        longest = min(match.num_tokens, num_tokens)
         while longest > 0:
+            before = longest
             for component in self.components:
-                last, longest = longest, component.longest_hit(match, longest)
-            if longest == last or len(self.components) == 1:
+                longest = component.longest_hit(match, longest)
+            if longest == before or len(self.components) == 1:
                 return longest  # what states leave may lack other blocks of a window group
         return 0
 
@@ -109,7 +97,15 @@ class RadixTree(PrefixTree):
         Block `j` of them holds tokens `[j * block_size, min((j + 1) * block_size, num_tokens))`,
         so there are ceil(num_tokens / block_size). The last may hold more tokens than asked for.
         """
-        return block_ids_of(match, num_tokens, self.block_size)
+        path = path_to(match.node)
+        block_ids: list[int] = []
+        for node in path:
+            block_ids += node.block_ids
+        num_blocks = -(-num_tokens // self.block_size)
+        if len(block_ids) < num_blocks:  # the match ends in a block that children of the node own
+            block_ids.append(first_block_below(path[-1]))
+        del block_ids[num_blocks:]
+        return block_ids
 
     def window_ids(self, match: Match, num_tokens: int) -> list[list[int]]:
         """For each window group its blocks of a `longest_hit`, from number 0 on: `HOLE` for those
@@ -130,7 +126,7 @@ class RadixTree(PrefixTree):
             return NO_MATCH
         if node.start < num_tokens < node.end:
             node = self._split(node, num_tokens)
-        self._record_use(node, priority, num_hits=1)
+        self.record_use(node, priority, num_hits=1)
         return Match(num_tokens, node)
 
     def record_state_use(self, match: Match, num_tokens: int) -> None:
@@ -144,11 +140,9 @@ class RadixTree(PrefixTree):
         if self.states is not None:
             self.states.mark(block_id, kind)
 
-    def record_use(self, node: Node | None, priority: int = 0) -> None:
-        """A request of `priority` has just used the tokens of `node` and of all its parents."""
-        self._record_use(node, priority, num_hits=0)
-
-    def _record_use(self, node: Node | None, priority: int, num_hits: int) -> None:
+    def record_use(self, node: Node | None, priority: int = 0, num_hits: int = 0) -> None:
+        """A request of `priority` has just used the tokens of `node` and of all its parents, which
+        counts as `num_hits`."""
         now = self.clock()
         while node is not None:
             node.num_hits += num_hits
@@ -202,8 +196,7 @@ class RadixTree(PrefixTree):
         """Evict `num_blocks` that are not locked, or as many as there are, in this order:
 
         1. spare blocks of window groups (`components/windows.py`), of `wanted` nodes too;
-        2. partial last blocks of leaves, least recently used first; with recurrent groups those in
-           which no hit can end instead, whole or partial;
+        2. the last blocks of leaves with a tail (`eviction_order.py`), least recently used first;
         3. with recurrent groups states, in their own order (`components/state_order.py`), each with
            the end of a leaf that is of no use without it. If the policy is another than LRU, spare
            states only;
@@ -235,13 +228,9 @@ class RadixTree(PrefixTree):
                 num_left -= num_before - self.num_evictable_blocks  # some may be in use
                 continue
             leaf = self.order.pop(wanted)
-            if leaf is not None and self.num_groups == 1:
-                cut = self._evict_end(leaf, 1 if leaf.end % self.block_size else num_left)
-                num_left -= len(cut)
-                evicted += cut
-            elif leaf is not None:
-                is_tail = leaf.end % self.block_size != 0
-                num_ends = 1 if is_tail else -(-num_left // self._num_blocks_per_end)
+            if leaf is not None:
+                is_partial = leaf.end % self.block_size != 0
+                num_ends = 1 if is_partial else -(-num_left // self._num_blocks_per_end)
                 evicted += self._evict_end(leaf, num_ends)
                 num_left -= num_before - self.num_evictable_blocks  # of windows, some are in use
             elif wanted:

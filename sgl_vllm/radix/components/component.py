@@ -21,18 +21,22 @@ class Given(NamedTuple):
     Attributes:
         windows: for each window group its blocks, from the one with token `num_known` on.
         states: states after prefixes of its tokens.
-        num_known: the tokens that `stop` and its parents hold.
-        stop: the leaf from which the insert starts; None for the root.
+        num_known: the tokens that `own_leaf` and its parents hold.
+        own_leaf: the leaf from which the insert starts; None for the root.
     """
 
     windows: Sequence[Sequence[int]]
     states: States
     num_known: int
-    stop: Node | None
+    own_leaf: Node | None
 
 
 class Component:
-    """One kind of group. Its blocks are in the same nodes and the same `BlockTable`."""
+    """One kind of group. Its blocks are in the same nodes and the same `BlockTable`.
+
+    An insert calls `fill_holes`; if it has new tokens `split` where they begin inside a node,
+    `add_node` for a new leaf, and `after_growth`; and last `after_insert`.
+    """
 
     def __contains__(self, block_id: int) -> bool:
         """Whether the block is of this kind. Such a block can be evicted alone."""
@@ -49,27 +53,27 @@ class Component:
     def add_node(self, node: Node) -> None:
         """`node` is new, and has no blocks of this kind."""
 
-    def fill(self, node: Node, num_matched: int, given: Given) -> list[int]:
+    def fill_holes(self, node: Node, num_matched: int, given: Given) -> list[int]:
         """The first `num_matched` tokens of the caller are on the path to `node`. Take what the
         path lacks. Returns the blocks taken, which are locked."""
         return []
 
-    def attach(
-        self, node: Node, old_end: int, given: Given, tail_of: Node | None
+    def after_growth(
+        self, node: Node, old_end: int, given: Given, continued: Node | None
     ) -> tuple[list[int], list[int]]:
         """Leaf `node` has got the caller's tokens from `old_end` on: it has grown, or is new.
 
         Args:
-            tail_of: the leaf that ended at `old_end` inside a block, which the caller's longer copy
-                replaces: `node`, or its parent, which then is no leaf any more. None if `old_end`
-                was at no leaf's end.
+            continued: the leaf that ended at `old_end` inside a block, which the caller's longer
+                copy replaces: `node`, or its parent, which then is no leaf any more. None if
+                `old_end` was at no leaf's end.
 
         Returns:
             The blocks taken, which are locked, and those replaced.
         """
         return [], []
 
-    def finish(self, node: Node, given: Given) -> list[int]:
+    def after_insert(self, node: Node, given: Given) -> list[int]:
         """The caller's tokens are in the tree, and end in `node`. Returns the blocks taken."""
         return []
 

@@ -17,8 +17,8 @@ recurrent group, all of one position. If one of these blocks goes, the others ar
 
 A state is evicted alone, unless it is the only one in the last block of a leaf: then the tokens
 after the state before it go too, as no hit could reach them. If the tree has another policy than
-LRU, leaves are evicted by that, and only *spare* states alone: those inside a node, where nothing
-ends or diverges and no request is expected to go on.
+LRU, which says which prefixes are worth more, leaves are evicted by that, and only *spare* states
+alone: those inside a node, where nothing ends or diverges and no request is expected to go on.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RecurrentStates(Component):
     def add_node(self, node: Node) -> None:
         node.states = {}
 
-    def finish(self, node: Node, given: Given) -> list[int]:
+    def after_insert(self, node: Node, given: Given) -> list[int]:
         return self._add(node, given.states) if given.states else []
 
     def _add(self, node: Node, states: States) -> list[int]:
@@ -127,8 +127,8 @@ class RecurrentStates(Component):
             taken += block_ids
         return taken
 
-    def attach(
-        self, node: Node, old_end: int, given: Given, tail_of: Node | None
+    def after_growth(
+        self, node: Node, old_end: int, given: Given, continued: Node | None
     ) -> tuple[list[int], list[int]]:
         holder = node if old_end > node.start else node.parent
         if holder is not None:
@@ -217,8 +217,9 @@ class RecurrentStates(Component):
             and not any(last < i != position for i in node.states)
         )
 
-    def has_useless_end(self, node: Node) -> bool:
-        """Whether `node` is a leaf whose last block may be evicted, and no hit can end in it."""
+    def has_tail(self, node: Node) -> bool:
+        """Whether `node` is a leaf whose last block may be evicted, and is a tail: no hit can end
+        in it."""
         last = self._start_of_last_block(node)
         return self._blocks.is_evictable(node) and not any(i > last for i in node.states)
 

@@ -156,13 +156,13 @@ class Windows(Component):
     def add_node(self, node: Node) -> None:
         node.windows = tuple([] for _ in self.groups)
 
-    def fill(self, node: Node, num_matched: int, given: Given) -> list[int]:
-        """Fill holes of `node` and of its parents up to, excluding, `given.stop` with blocks that
-        the caller has for the same tokens. Of a block that is not full it must have all tokens that
-        the node has."""
+    def fill_holes(self, node: Node, num_matched: int, given: Given) -> list[int]:
+        """Fill holes of `node` and of its parents up to, excluding, `given.own_leaf` with blocks
+        that the caller has for the same tokens. Of a block that is not full it must have all tokens
+        that the node has."""
         taken: list[int] = []
         current: Node | None = node
-        while current is not None and current is not given.stop and current.parent is not None:
+        while current is not None and current is not given.own_leaf and current.parent is not None:
             filled = []
             for index, ids in enumerate(current.windows):
                 size = self.groups[index].block_size
@@ -182,8 +182,8 @@ class Windows(Component):
             current = current.parent
         return taken
 
-    def attach(
-        self, node: Node, old_end: int, given: Given, tail_of: Node | None
+    def after_growth(
+        self, node: Node, old_end: int, given: Given, continued: Node | None
     ) -> tuple[list[int], list[int]]:
         taken: list[int] = []
         replaced: list[int] = []
@@ -193,8 +193,8 @@ class Windows(Component):
             end = group.num_blocks(node.end)
             new = given.windows[index][number - num_known_blocks : end - num_known_blocks]
             if old_end % size:
-                if tail_of is not None:
-                    tail = tail_of.windows[index].pop()
+                if continued is not None:
+                    tail = continued.windows[index].pop()
                     if tail != HOLE:
                         self._remove([tail])
                         if tail != new[0]:

@@ -257,12 +257,12 @@ class LifeOfATree(RuleBasedStateMachine):
         ]
         before = [(entry, self.hit_of(*entry)) for entry in self.inserted]
         in_tree, tokens = self.blocks_in_tree(), pack(request.tokens[:length])
-        request.own_leaf, taken, evicted, beside = self.tree.insert(
+        request.own_leaf, taken, evicted = self.tree.insert(
             request.namespace, tokens, full, own_leaf, windows=windows, states=states
         )
         of_states = {block for ids in states.values() for block in ids}
-        assert {*taken, *beside} <= {*request.held(), *of_states}
-        assert self.blocks_in_tree() - in_tree == {*taken, *beside} - in_tree
+        assert {*taken} <= {*request.held(), *of_states}
+        assert self.blocks_in_tree() - in_tree == {*taken} - in_tree
         assert in_tree - self.blocks_in_tree() == set(evicted)
         assert self.tree.match_prefix(request.namespace, tokens).num_tokens == length
         if length:

@@ -97,7 +97,7 @@ def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
     for block in range(100, 3000):
         put(tree, "xy" + chr(block), [10, 11, block])
         tree.evict_block(block)
-    assert len(tree.order._leaves) < 200
+    assert len(tree.order._leaves._heap) < 200
 
 
 # -- sequences that end ---------------------------------------------------------------------------
