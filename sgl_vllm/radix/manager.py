@@ -167,7 +167,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         hash_block_size = self.block_pool.hash_block_size
         return placeholder_hasher(stock, hash_block_size, lambda: not self.is_off)
 
-    # -- lookup -------------------------------------------------------------------------------
+    # -- called by vLLM -----------------------------------------------------------------------
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
@@ -176,28 +176,6 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         self.pool.step_starts()
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
-
-    def match(self, request: Request) -> Match:
-        """The longest cached prefix of `request`, without side effects."""
-        return self.pool.guarded(self.lookup.match, request) or NO_MATCH
-
-    def hit_length(self, match: Match) -> int:
-        """How many tokens of a current match a request can read, a drafter's look-ahead left
-        aside: matches are compared by what is cached."""
-        return self.pool.guarded(self.pool.tree.longest_hit, match, match.num_tokens) or 0
-
-    def hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
-        """How many tokens of each candidate a request that begins with it could read.
-
-        Changes nothing: no age, count or order. What the step under way computes is not counted.
-        """
-        found = self.pool.guarded(self.lookup.hit_lengths, namespace, candidates)
-        return found if found is not None else [0] * len(candidates)
-
-    def hit_length_mid_step(self, request: Request) -> int:
-        """How many tokens of `request` a lookup in the middle of a step would find, a
-        drafter's look-ahead left aside. Of what this step computes, these are whole blocks only."""
-        return self.pool.guarded(self.lookup.hit_length_mid_step, request) or 0
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
@@ -252,33 +230,6 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         ):
             self.pool.announce_hit(request, blocks, plan.num_tokens)
         return KVCacheBlocks(blocks)
-
-    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
-        """Called once for every request that is admitted. Here the tree is told of its hit, too."""
-        super().record_prefix_cache_stats(request, num_hits)
-        if not request.num_preemptions:
-            self._explaining.run(
-                self.misses.admitted,
-                request.request_id,
-                request.cache_salt or None,
-                request.num_prompt_tokens,
-                num_hits,
-                self._num_external,
-            )
-        if not self.prefix_cache_lookup_enabled(request):
-            return
-        if not request.num_preemptions:
-            self.counters.lookups += 1
-            self.counters.prompt_tokens += request.num_prompt_tokens
-            self.counters.hit_tokens += num_hits
-            num_inside = num_hits % self.block_size
-            self.counters.partial_block_hits += num_inside != 0
-            self.counters.partial_block_hit_tokens += num_inside
-            self.counters.whole_block_hit_tokens += num_hits - num_inside
-        if num_hits:
-            self.pool.guarded(self.lookup.record_hit, request)
-
-    # -- insert -------------------------------------------------------------------------------
 
     def allocate_slots(
         self,
@@ -347,11 +298,30 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
             )
         return blocks
 
-    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
-        """Put these whole prompts into the tree, to the token. They are computed before the next
-        forward pass begins."""
-        for request in prompts_done:
-            self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
+    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        """Called once for every request that is admitted. Here the tree is told of its hit, too."""
+        super().record_prefix_cache_stats(request, num_hits)
+        if not request.num_preemptions:
+            self._explaining.run(
+                self.misses.admitted,
+                request.request_id,
+                request.cache_salt or None,
+                request.num_prompt_tokens,
+                num_hits,
+                self._num_external,
+            )
+        if not self.prefix_cache_lookup_enabled(request):
+            return
+        if not request.num_preemptions:
+            self.counters.lookups += 1
+            self.counters.prompt_tokens += request.num_prompt_tokens
+            self.counters.hit_tokens += num_hits
+            num_inside = num_hits % self.block_size
+            self.counters.partial_block_hits += num_inside != 0
+            self.counters.partial_block_hit_tokens += num_inside
+            self.counters.whole_block_hit_tokens += num_hits - num_inside
+        if num_hits:
+            self.pool.guarded(self.lookup.record_hit, request)
 
     def free(self, request: Request) -> None:
         self._leave(request)
@@ -365,6 +335,28 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         self.pool.guarded(self.retention.retain, request)
         self.pool.discard_request(request)
 
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """How many tokens `request` will have left in the cache, for vLLM's statistics."""
+        if self.is_off:
+            return super().estimate_cached_tokens(request)
+        return self.pool.guarded(self.retention.num_shareable, request) or 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
+        pins = self.pins.unpin_all()
+        if super().reset_prefix_cache():
+            return True
+        self.pins.restore(pins)
+        return False
+
+    # -- hooks of the scheduler (`step_hooks.py`) ---------------------------------------------
+
+    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
+        """Put these whole prompts into the tree, to the token. They are computed before the next
+        forward pass begins."""
+        for request in prompts_done:
+            self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
+
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
@@ -373,11 +365,45 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
             return num_new_tokens
         return self.checkpoints.cut_to_stop(record, start, num_new_tokens)
 
-    def estimate_cached_tokens(self, request: Request) -> int:
-        """How many tokens `request` will have left in the cache, for vLLM's statistics."""
-        if self.is_off:
-            return super().estimate_cached_tokens(request)
-        return self.pool.guarded(self.retention.num_shareable, request) or 0
+    def sections(self) -> Mapping[str, Any]:
+        num_blocks, num_pinned = self.block_pool.num_gpu_blocks - 1, len(self.pins.block_ids)
+        return {
+            "radix": copy.copy(self.counters),
+            "evictions": copy.copy(self.pool.counters),
+            "cache": gauges_of(self.pool.tree, self.groups, num_blocks, num_pinned),
+            "misses": copy.copy(self.misses.counters),
+        }
+
+    def renew(self) -> None:
+        """Count, miss and evict as if nothing had been. The cache must be empty."""
+        self.counters = self.retention.counters = RadixCounters()
+        self.pool.counters = EvictionCounters()
+        self.misses.forget()
+        self.pool.tree.evictions.clear()
+
+    # -- for other parts ----------------------------------------------------------------------
+
+    def match(self, request: Request) -> Match:
+        """The longest cached prefix of `request`, without side effects."""
+        return self.pool.guarded(self.lookup.match, request) or NO_MATCH
+
+    def hit_length(self, match: Match) -> int:
+        """How many tokens of a current match a request can read, a drafter's look-ahead left
+        aside: matches are compared by what is cached."""
+        return self.pool.guarded(self.pool.tree.longest_hit, match, match.num_tokens) or 0
+
+    def hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
+        """How many tokens of each candidate a request that begins with it could read.
+
+        Changes nothing: no age, count or order. What the step under way computes is not counted.
+        """
+        found = self.pool.guarded(self.lookup.hit_lengths, namespace, candidates)
+        return found if found is not None else [0] * len(candidates)
+
+    def hit_length_mid_step(self, request: Request) -> int:
+        """How many tokens of `request` a lookup in the middle of a step would find, a
+        drafter's look-ahead left aside. Of what this step computes, these are whole blocks only."""
+        return self.pool.guarded(self.lookup.hit_length_mid_step, request) or 0
 
     def evict_last(self, wanted: Collection[Node]) -> None:
         """These nodes are evicted after all others, until the next call. The same object means the
@@ -390,32 +416,6 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         num_blocks = num_requests + num_tokens // self.block_size
         num_blocks *= self.groups.num_blocks_per_main_block
         return not self.is_off and self.pool.num_empty_blocks < num_blocks
-
-    def reset_prefix_cache(self) -> bool:
-        """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
-        pins = self.pins.unpin_all()
-        if super().reset_prefix_cache():
-            return True
-        self.pins.restore(pins)
-        return False
-
-    def renew(self) -> None:
-        """Count, miss and evict as if nothing had been. The cache must be empty."""
-        self.counters = self.retention.counters = RadixCounters()
-        self.pool.counters = EvictionCounters()
-        self.misses.forget()
-        self.pool.tree.evictions.clear()
-
-    # -- views --------------------------------------------------------------------------------
-
-    def sections(self) -> Mapping[str, Any]:
-        num_blocks, num_pinned = self.block_pool.num_gpu_blocks - 1, len(self.pins.block_ids)
-        return {
-            "radix": copy.copy(self.counters),
-            "evictions": copy.copy(self.pool.counters),
-            "cache": gauges_of(self.pool.tree, self.groups, num_blocks, num_pinned),
-            "misses": copy.copy(self.misses.counters),
-        }
 
     def snapshot(
         self,
