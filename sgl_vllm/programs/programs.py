@@ -121,7 +121,7 @@ class Programs(StepHooks):
     def _arrived(self, tree: RadixTree, request: Request, hints: Hints) -> Standing:
         record = self._radix.pool.records.of(request)
         member = self._members[request] = _Member(request.request_id)
-        if record is None or record.namespace is None:
+        if record is None:
             return UNKNOWN
         member.hints = hints
         if hints.program is not None:

@@ -85,7 +85,7 @@ class Lookup:
         """What `request` reads, of at most `limit` tokens; None if it does not read the tree. The
         limit would be `unscored_limit` if it asked for no scores."""
         record = self._pool.records.of(request)
-        if record is None or record.namespace is None:
+        if record is None:
             self._misses.not_looked_up(request.num_prompt_tokens, "skipped")
             return None
         match = self._pool.match(record)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.degrade import Guard
-from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.protocol.cache_namespace import SHARED, CacheNamespace
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.radix.keys import TokenKeys, namespace_of
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
@@ -29,8 +29,8 @@ class RequestRecord:
     """Where a live request stands in the tree.
 
     Attributes:
-        namespace: None for a request that stays out of the tree.
         tokens: its tokens as the tree compares them; may lag behind the request.
+        stays_out: of the tree. It has no tokens here then, and its namespace means nothing.
         own: the leaf that its inserts made.
         used: the cached tokens that its last lookup counts as used: the hit, and the rest of the
             match if nothing but the request itself keeps it from being read.
@@ -50,8 +50,9 @@ class RequestRecord:
     """
 
     request: Request
-    namespace: CacheNamespace | None
+    namespace: CacheNamespace
     tokens: Tokens
+    stays_out: bool = False
     own: Node | None = None
     used: Match = NO_MATCH
     num_found: int = 0
@@ -97,29 +98,27 @@ class RequestRecords:
 
     def of(self, request: Request) -> RequestRecord | None:
         """The record of `request`, with all its tokens; None if it stays out of the tree."""
-        record = self._records.get(request.request_id)
-        if record is None or record.request is not request:
-            record = self._records[request.request_id] = self._new(request)
-        elif len(record.tokens) < TOKEN_BYTES * request.num_tokens and record.namespace is not None:
+        record = self.lagging(request)
+        if record is not None and len(record.tokens) < TOKEN_BYTES * request.num_tokens:
             record.tokens += self._keys.pack(request, len(record.tokens) // TOKEN_BYTES)
-        return record if record.namespace is not None else None
+        return record
 
     def lagging(self, request: Request) -> RequestRecord | None:
         """As `of`, but the record's tokens may lag behind the request. Cheap while a long request
         decodes: `of` copies all its tokens for every new one."""
         record = self._records.get(request.request_id)
         if record is None or record.request is not request:
-            return self.of(request)
-        return record if record.namespace is not None else None
+            record = self._records[request.request_id] = self._new(request)
+        return None if record.stays_out else record
 
     def _new(self, request: Request) -> RequestRecord:
         try:
             namespace = namespace_of(request)
-            tokens = self._keys.pack(request) if namespace is not None else b""
-            return RequestRecord(request, namespace, tokens)
+            if namespace is not None:
+                return RequestRecord(request, namespace, self._keys.pack(request))
         except Exception:
             self._guard.record(f"request {quoted(request.request_id)}")
-            return RequestRecord(request, None, b"")
+        return RequestRecord(request, SHARED, b"", stays_out=True)
 
     def all(self) -> Iterable[RequestRecord]:
         """The records of live requests, those that stay out of the tree included."""
@@ -127,7 +126,7 @@ class RequestRecords:
 
     def exclude(self, request: Request) -> None:
         """Keep a live request out of the tree from now on."""
-        self._records[request.request_id] = RequestRecord(request, None, b"")
+        self._records[request.request_id] = RequestRecord(request, SHARED, b"", stays_out=True)
 
     def leave_tree(self, request: Request) -> None:
         """A live request releases its blocks, and may get others later."""

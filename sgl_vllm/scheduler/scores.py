@@ -96,7 +96,7 @@ class PrefixScores:
         assert self._radix is not None and self._tree is not None
         match = self._radix.match(request)
         record = self._radix.pool.records.of(request)
-        if record is None or record.namespace is None or self._radix.tree is None:
+        if record is None or self._radix.tree is None:
             self._waiting.score(request, NO_MATCH)
             return
         self._tree.watchers.watch(request, record.namespace, record.tokens, match)
