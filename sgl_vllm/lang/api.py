@@ -41,6 +41,7 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import GenOptions, sampling_of
 from sgl_vllm.lang.schema_check import checked
+from sgl_vllm.lang.text import filled
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.protocol.request_keys import APPROXIMATE
 
@@ -261,13 +262,8 @@ def any_order(
         else:
             raise TypeError(f"a segment is a text or var(name), not {type(segment).__name__}")
     after = DEFAULT_ANNOTATION if annotate is True else annotate or None
-    for template, fields in ((after, {"ranks": ""}), (repeated, {"rank": 1, "earlier": 1})):
-        if template is not None:
-            try:
-                template.format(**fields)
-            except (LookupError, ValueError, AttributeError) as error:
-                names = " and ".join(f"{{{name}}}" for name in fields)
-                raise ValueError(f"{template!r} may have the fields {names} only") from error
+    filled(after or "", ranks="")
+    filled(repeated or "", rank=1, earlier=1)
     return AnyOrder(tuple(parts), key, seed, after, repeated, reuse == APPROXIMATE)
 
 

@@ -121,7 +121,7 @@ class Batch:
         if len(self.items) < 2 or not global_config.enable_precache_with_tracing:
             return
         prefix = await self._in_thread(self._trace)
-        if prefix.is_worth_a_hint:
+        if prefix.is_worth_warming:
             with contextlib.suppress(Exception):
                 warming = self.backend.warm(prefix.prompt())
                 await asyncio.wait_for(warming, self.timeout_s)

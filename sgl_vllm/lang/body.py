@@ -70,7 +70,7 @@ class Body:
         """Await a coroutine function; it is interrupted if the run is canceled."""
         inner = AsyncProgramState(state._stream)
         call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
-        state.ret_value = await state._stream.run.call(call)
+        state.ret_value = await state._stream.run.call_function(call)
         state._stream.run.lookahead.function_returned()
 
     def start(

@@ -30,7 +30,7 @@ Regex: TypeAlias = object
 
 Choices: TypeAlias = Sequence[str] | type[T]
 
-Reader: TypeAlias = Callable[[str], object]
+Parser: TypeAlias = Callable[[str], object]
 """Parses generated text into a value. Raises ValueError for text of the wrong form."""
 
 
@@ -98,7 +98,7 @@ def _read_str(text: str) -> str:
     return value
 
 
-_DTYPES: dict[str, tuple[str, Reader]] = {
+_DTYPES: dict[str, tuple[str, Parser]] = {
     "int": (_INT_REGEX, int),
     "float": (_FLOAT_REGEX, float),
     "bool": (_BOOL_REGEX, _read_bool),
@@ -106,7 +106,7 @@ _DTYPES: dict[str, tuple[str, Reader]] = {
 }
 
 
-def dtype_constraint(dtype: DType) -> tuple[Constraint, Reader]:
+def dtype_constraint(dtype: DType) -> tuple[Constraint, Parser]:
     """Literals of int, float, str (in double quotes) or bool. ValueError for other types."""
     name = dtype if isinstance(dtype, str) else dtype.__name__
     if name not in _DTYPES:
@@ -184,7 +184,7 @@ def _without_leading_caret(token: str) -> str:
     return rf"(?:\^|{_without_leading_caret(f'[{others}]')})" if others else r"\^"
 
 
-def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:
+def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Parser | None]:
     """A JSON schema and, for a Python type, the reader that makes an instance of it.
 
     Accepts a dict, JSON text, a pydantic model class, a dataclass or a TypedDict. Before Python
@@ -216,7 +216,7 @@ def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:
     )
 
 
-ARGUMENTS: dict[str, Callable[[Any], tuple[Constraint, Reader | None]]] = {
+ARGUMENTS: dict[str, Callable[[Any], tuple[Constraint, Parser | None]]] = {
     "dtype": dtype_constraint,
     "regex": regex_constraint,
     "json_schema": schema_constraint,
@@ -227,14 +227,14 @@ ARGUMENTS: dict[str, Callable[[Any], tuple[Constraint, Reader | None]]] = {
 # --- choices -------------------------------------------------------------------------------------
 
 
-def choices_of(choices: Choices | None) -> tuple[tuple[str, ...], Reader | None]:
+def choices_of(choices: Choices | None) -> tuple[tuple[str, ...], Parser | None]:
     """The texts to choose from and, for an Enum, the reader that makes a text a member.
 
     The texts of an Enum are its values, which must be strings.
     """
     if isinstance(choices, type) and issubclass(choices, Enum):
         texts: tuple[object, ...] = tuple(member.value for member in choices)
-        reader: Reader | None = choices
+        reader: Parser | None = choices
     elif isinstance(choices, str | type) or not choices:
         raise ValueError("select needs a non-empty list of choices")
     else:

@@ -21,7 +21,7 @@ from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
     AnyOrder,
     Gen,
-    Making,
+    MediaExpr,
     RoleBegin,
     RoleEnd,
     Select,
@@ -68,9 +68,6 @@ class Listeners:
     def __init__(self) -> None:
         self._listeners: list[Callable[[], object]] = []
 
-    def __len__(self) -> int:
-        return len(self._listeners)
-
     def add(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call `listener` from now on. Call the result to stop that."""
         self._listeners.append(listener)
@@ -116,14 +113,14 @@ class Execution:
         self.listeners = Listeners()
         self._run = run
         self._where = where
-        self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
-        self._ahead: Ahead | None = None
+        self._num_gens: int | None = 0  # as in `Lookahead.hints`
+        self._speculated: Ahead | None = None
         self._scopes: list[tuple[str, int]] = []  # the open var_scopes, and where they begin
 
     def begin(self, parent: Execution) -> None:
-        """Continue what the prompt of the parent has written when it forks (see `share`)."""
+        """Continue what the prompt of the parent has written when it forks."""
         self.written = Written(parent.written.transcript)
-        self._ahead, self._num_own = parent._ahead, parent._num_own
+        self._speculated, self._num_gens = parent._speculated, parent._num_gens
 
     def stop(self) -> None:
         """Nothing is executed any more."""
@@ -148,12 +145,12 @@ class Execution:
             case AnyOrder():
                 await self._append_any_order(operation, needed)
             case Tool():
-                tool = await filled(operation, needed)
+                tool = await with_values_awaited(operation, needed)
                 return await self._timed(self._append_result(tool, self._call_now(tool)))
             case EarlyTool(tool, result, _):
                 result_to_come = self._prefilling(result_of(result), None)
                 return await self._timed(self._append_result(tool, result_to_come))
-            case Making():
+            case MediaExpr():
                 return await self._timed(self._make(operation, needed))
             case Show(media):
                 self._replace(transcript.shown(media))
@@ -175,7 +172,7 @@ class Execution:
                 continued = await result_of(read)
                 self.joins.append(JoinRecord(len(transcript.spans), (branch,), None))
                 self._replace(continued)
-                self._num_own = None
+                self._num_gens = None
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
@@ -194,13 +191,13 @@ class Execution:
         """Append text that was not generated. ValueError for text that cannot be sent."""
         check_unicode(text)
         self.written = Written(self.written.transcript.appended(text, kind, name))
-        if self._ahead is not None:
-            self._ahead = self._ahead.after(text)
+        if self._speculated is not None:
+            self._speculated = self._speculated.after(text)
 
     def _replace(self, transcript: Transcript) -> None:
         """Take a transcript that text generated ahead does not continue."""
         self.written = Written(transcript)
-        self._ahead = None
+        self._speculated = None
 
     def _show(self, partial: str) -> None:
         """Let readers see the text generated so far."""
@@ -218,12 +215,12 @@ class Execution:
 
     async def _generate(self, expr: Gen) -> Variable:
         before = self.written.transcript
-        if self._num_own is not None:
-            self._num_own += 1
+        if self._num_gens is not None:
+            self._num_gens += 1
         hints = functools.partial(self._hints, expr)
-        generation = Generation(expr, self._run, before, self._ahead, self._show, hints)
+        generation = Generation(expr, self._run, before, self._speculated, self._show, hints)
         variable = await generation.variable()
-        self._ahead = generation.ahead
+        self._speculated = generation.ahead
         forced, usage = generation.first.forced, generation.usage
         after = before.appended(variable.text, "gen", expr.name, forced=forced, usage=usage)
         self.written = Written(after.seen())
@@ -239,11 +236,11 @@ class Execution:
         # Inside of a computed value, the queue does not show what follows.
         if is_last and running is not None and running.operation is expr:
             prompt = self.written.transcript.text
-            hints = lookahead.hints(self.queue.upcoming(), self._num_own, prompt)
+            hints = lookahead.hints(self.queue.upcoming(), self._num_gens, prompt)
         return lookahead.with_step(hints, expr.step)
 
     async def _select(self, expr: Select) -> Variable:
-        self._ahead = None
+        self._speculated = None
         backend, before = self._run.backend, self.written.transcript
         if backend.scoreless_methods is not None and expr.method not in backend.scoreless_methods:
             raise UnsupportedError(
@@ -255,7 +252,7 @@ class Execution:
             open_prompt(before, backend, "select"),
             expr.choices,
             unconditional=expr.method.needs_unconditional,
-            warm=before.is_worth_a_hint,
+            warm=before.is_worth_warming,
         )
         self._run.usage += answer.usage
         scores: tuple[float, ...] = ()
@@ -273,20 +270,20 @@ class Execution:
         meta = SelectMeta(expr.choices, scores, token_logprobs, answer.usage, details)
         return Variable(expr.parse(chosen) if expr.parse else chosen, chosen, meta)
 
-    async def _make(self, expr: Making, needed: Needed) -> Variable:
+    async def _make(self, expr: MediaExpr, needed: Needed) -> Variable:
         known = {name: await result_of(future) for name, future in needed.items()}
         watch = self._show_media if self._run.is_streamed else None
         variable, after = await make(expr, self._run, self.written.transcript, known, watch)
         self.written = Written(after)
         if isinstance(expr, SpokenGen):
-            self._ahead = None
-        elif isinstance(expr, Transcription) and self._ahead is not None:
-            self._ahead = self._ahead.after(variable.text)
+            self._speculated = None
+        elif isinstance(expr, Transcription) and self._speculated is not None:
+            self._speculated = self._speculated.after(variable.text)
         return variable
 
     # --- the user's code -----------------------------------------------------------------------
 
-    async def call(self, tool: Tool, early: RunningTool | None = None) -> object:
+    async def call_tool(self, tool: Tool, early: RunningTool | None = None) -> object:
         """Call a tool whose arguments are values. Returns its result.
 
         Args:
@@ -315,7 +312,7 @@ class Execution:
 
     async def _call_now(self, tool: Tool) -> object:
         begin_s = self._run.elapsed_s
-        result = await self._prefilling(self.call(tool), tool_times.soonest_s(tool.called))
+        result = await self._prefilling(self.call_tool(tool), tool_times.soonest_s(tool.called))
         tool_times.took(tool.called, self._run.elapsed_s - begin_s)
         return result
 
@@ -332,7 +329,7 @@ class Execution:
 
     def _will_generate(self) -> bool:
         """Whether the prompt goes on with text of the model, as far as is known."""
-        return self._ahead is None and any(
+        return self._speculated is None and any(
             isinstance(operation, Gen | SpokenGen | Select | Fork)
             for operation in self.queue.upcoming()
         )
@@ -340,16 +337,15 @@ class Execution:
     async def _warm(
         self, transcript: Transcript, warm: Callable[[Prompt], Awaitable[Usage]]
     ) -> bool:
-        """Send what requests to come begin with (the frontend hint). Returns whether the server
-        has it then.
+        """Send what requests to come begin with. Returns whether the server has it then.
 
-        The hint only saves time. A chat template may reject an incomplete prompt, and any other
+        This only saves time. A chat template may reject an incomplete prompt, and any other
         problem shows up again in those requests, so its failure is not reported.
         """
         try:
             usage = await warm(transcript.prompt())
         except BackendError as error:
-            logger.debug("a hint failed: %s", error)
+            logger.debug("warming failed: %s", error)
             return False
         self._run.usage += usage  # after the await: other streams add to it meanwhile
         return True
@@ -382,17 +378,17 @@ class Execution:
 
     # --- fork and join -------------------------------------------------------------------------
 
-    async def share(self, num_branches: int) -> None:
+    async def warm_for_branches(self, num_branches: int) -> None:
         """Before a fork: send what its branches share to the server, so that they find it cached.
         Not if the server has (nearly) all of it, or will not be asked."""
         transcript = self.written.transcript
-        if self._ahead is not None and self._ahead.sampling.temperature != 0:
-            self._ahead = None  # one sample, and each branch draws its own
-        is_cached = not transcript.is_worth_a_hint
-        if num_branches > 1 and self._ahead is None and not is_cached:
+        if self._speculated is not None and self._speculated.sampling.temperature != 0:
+            self._speculated = None  # one sample, and each branch draws its own
+        is_cached = not transcript.is_worth_warming
+        if num_branches > 1 and self._speculated is None and not is_cached:
             is_cached = await self._warm(transcript, self._run.backend.warm)
-            self.written = Written(transcript.seen())
-        self._num_own = 0 if is_cached else None
+            self.written = Written(transcript.seen())  # if that failed, the branches send it
+        self._num_gens = 0 if is_cached else None
 
     async def _append_texts(self, operation: AppendTexts) -> None:
         num_spans = len(self.written.transcript.spans)
@@ -405,7 +401,7 @@ class Execution:
             self._append(text)
 
 
-async def filled(tool: Tool, needed: Needed) -> Tool:
+async def with_values_awaited(tool: Tool, needed: Needed) -> Tool:
     """A tool with the values of variables in their place, once they exist."""
     values = {name: (await result_of(future)).value for name, future in needed.items()}
     return tool.with_values(values)

@@ -21,10 +21,10 @@ from dataclasses import replace
 
 from sgl_vllm.lang.environment import Environment
 from sgl_vllm.lang.errors import reading
-from sgl_vllm.lang.execution import filled
+from sgl_vllm.lang.execution import with_values_awaited
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Tool, Value, parts_of
 from sgl_vllm.lang.loop import new_future, result_of
-from sgl_vllm.lang.operations import AppendTexts, Await, Gather, has_effect, needed_by
+from sgl_vllm.lang.operations import Await, has_effect, needed_by
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.steps import Generations
 from sgl_vllm.lang.stream import Stream
@@ -127,14 +127,11 @@ class GraphRun:
             case Fork(children):
                 self._states.update(zip(children, state.fork(len(children)), strict=True))
             case Join(branches, name):
-                joined = tuple(self._states[index]._stream for index in branches)
+                joined = [self._states[index]._stream for index in branches]
                 if name is None:
-                    texts = tuple((branch, branch.read()) for branch in joined)
-                    stream.submit(AppendTexts(texts), has_effect=True)
+                    stream.append_texts(joined)
                 else:
-                    futures = tuple(branch.variables[name] for branch in joined)
-                    gather = Gather(name, futures, joined)
-                    stream.bind(name, stream.submit(gather, has_effect=True))
+                    stream.gather(name, joined)
         for definition in node.writes:
             if definition.name is not None:
                 self._futures[definition] = stream.variables[definition.name]
@@ -165,7 +162,7 @@ class GraphRun:
 
             async def with_values() -> Tool:
                 tool: Tool = await self._once_known(value)
-                return await filled(tool, needed_by(tool, variables))
+                return await with_values_awaited(tool, needed_by(tool, variables))
 
             tool = Tool(name, value._args[1])
             waits_for = [self._futures[read] for read in node.reads]

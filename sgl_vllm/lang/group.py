@@ -7,60 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 # Any: what a user's predicate returns
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Expr
-from sgl_vllm.lang.operations import AppendTexts, Gather
-from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.views.capture import picture_of_group
-from sgl_vllm.lang.views.html import fragment_of
+from sgl_vllm.lang.views.shown import Shown
 from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
+    from sgl_vllm.lang.state import State
     from sgl_vllm.lang.views.picture import Picture
 
 JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 
 
-class Member(Protocol):
-    """The state of a branch."""
-
-    _stream: Stream
-    _is_async: bool
-
-
-StateT = TypeVar("StateT", bound=Member)
-
-
-class Shown(ABC):
-    """What notebooks and rich show as a picture."""
-
-    @abstractmethod
-    def _picture(self) -> Picture: ...
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return fragment_of(self._picture())
-
-    def __rich__(self) -> object:
-        """What rich prints."""
-        from sgl_vllm.lang.views.terminal import TerminalView  # rich, which few programs use
-
-        return TerminalView(self._picture())
+StateT = TypeVar("StateT", bound="State")
 
 
 class ProgramGroup(Shown, Generic[StateT]):
     """The branches of a fork. Iterate over them, index them, and join them with `join`."""
 
     gathers_known_names = True
-    """Whether `join` also gathers variables of names that the parent has already."""
+    """Whether `join` also gathers variables of names that the parent has already. Those of
+    `sgl_vllm.sglang` do not."""
 
     def __init__(self, parent: StateT, states: list[StateT]) -> None:
         self._parent = parent
@@ -116,12 +91,10 @@ class ProgramGroup(Shown, Generic[StateT]):
             for name in names:
                 if name in parent.variables and not self.gathers_known_names:
                     continue
-                writers = tuple(s for s in streams if name in s.bound_names)
-                futures = tuple(s.variables[name] for s in writers)
-                parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
+                parent.gather(name, [s for s in streams if name in s.bound_names])
         elif mode == "concate_and_append":
             if streams:
-                parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)), has_effect=True)
+                parent.append_texts(streams)
         else:
             raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
 

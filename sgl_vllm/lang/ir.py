@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias
 from typing_extensions import TypeVar
 
 from sgl_vllm.lang.choices import ChoicesMethod
-from sgl_vllm.lang.constraints import Constraint, Reader
+from sgl_vllm.lang.constraints import Constraint, Parser
 from sgl_vllm.lang.media import Media, ServiceOptions, Voice
 from sgl_vllm.lang.reasoning import ReasoningFormat
 from sgl_vllm.lang.sampling import Sampling
@@ -121,7 +121,7 @@ class Gen(VariableExpr[T_co]):
     name: str | None
     sampling: Sampling
     constraint: Constraint | None = None
-    parse: Reader | None = None
+    parse: Parser | None = None
     retries: int = 0
     reasoning: ReasoningFormat | None = None
     step: StepName | None = field(default=None, compare=False)
@@ -143,7 +143,7 @@ class Select(VariableExpr[T_co]):
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod
-    parse: Reader | None = None
+    parse: Parser | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Computed(Expr):
 
     The expression may read the variables that the prompt has here. `name` is the variable that it
     makes, if any. The function runs on the language's event loop: it waits for what it needs, and
-    must not block.
+    must not block. Only `graph_run.py` makes it.
     """
 
     function: Callable[[], Coroutine[Any, Any, Expr | str]]
@@ -253,7 +253,7 @@ class Show(Expr):
 
 
 @dataclass(frozen=True)
-class Making(VariableExpr[T_co]):
+class MediaExpr(VariableExpr[T_co]):
     """Ask a service to speak, draw or transcribe, and store what it makes under `name`."""
 
     name: str | None
@@ -267,7 +267,7 @@ class Making(VariableExpr[T_co]):
 
 
 @dataclass(frozen=True)
-class Speech(Making[Media]):
+class Speech(MediaExpr[Media]):
     """Have `text` spoken. Appends nothing."""
 
     _called = "speech"
@@ -277,7 +277,7 @@ class Speech(Making[Media]):
 
 
 @dataclass(frozen=True)
-class SpokenGen(Making[Media]):
+class SpokenGen(MediaExpr[Media]):
     """Let the model answer the chat aloud. Appends what it says as text."""
 
     _called = "speech"
@@ -287,7 +287,7 @@ class SpokenGen(Making[Media]):
 
 
 @dataclass(frozen=True)
-class Picture(Making[Media]):
+class Picture(MediaExpr[Media]):
     """Have `description` drawn; None for the last turn, or all text if there are no turns. Appends
     nothing."""
 
@@ -298,7 +298,7 @@ class Picture(Making[Media]):
 
 
 @dataclass(frozen=True)
-class Transcription(Making[str]):
+class Transcription(MediaExpr[str]):
     """Append what is said in `audio` as text. A variable's value is anything that `audio` takes."""
 
     _called = "transcribe"
@@ -353,7 +353,7 @@ def names_made(expr: Expr) -> tuple[str, ...]:
             return tuple(dict.fromkeys(name for item in items for name in names_made(item)))
         case Gen(name) if name is not None:
             return (name,) if expr.reasoning_name is None else (name, expr.reasoning_name)
-        case Select(name) | Tool(name) | Making(name) | VarScopeEnd(name) if name is not None:
+        case Select(name) | Tool(name) | MediaExpr(name) | VarScopeEnd(name) if name is not None:
             return (name,)
         case Block(_, names):
             return names
@@ -367,7 +367,7 @@ def names_read(expr: Expr) -> tuple[str, ...]:
             return (name,)
         case AnyOrder(segments):
             return tuple(part.name for part in segments if isinstance(part, Var))
-        case Making():
+        case MediaExpr():
             return expr.reads
         case Tool(_, _, args, kwargs):
             given = (*args, *(value for _, value in kwargs))

@@ -38,14 +38,16 @@ _QUIET = (
     *(Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather),
     *(Speech, Picture, Await),
 )
-"""Operations that append nothing but constants, and do not send the prompt."""
+"""Operations that append nothing but constants, and send no request with the prompt."""
 
 _SENDS_NOTHING = (*_QUIET, AnyOrder, Var, AppendTexts)
-"""Others send a request with the prompt so far, or may lead to one."""
+"""Operations that append values as well, but send no request with the prompt. All others do, or may
+lead to one."""
 
 _COPIES_NOTHING = (*_QUIET, Gen, SpokenGen, Select, Fork)
-"""Others append a value. It may be an answer of another branch, and what has been written there
-before may be this prompt. Then this prompt becomes that branch's context."""
+"""Operations that append constants, or what is generated here. All others append a value. It may be
+an answer of another branch, and what has been written there before may be this prompt. Then this
+prompt becomes that branch's context."""
 
 _MAX_PROMPTS = 32
 """At most this many ended prompts are remembered."""
@@ -107,12 +109,12 @@ class Lookahead:
             self._copies.add(future)
             future.add_done_callback(self._copies.discard)
 
-    def hints(self, queued: Iterable[Operation], num_own: int | None, prompt: str) -> Hints:
+    def hints(self, queued: Iterable[Operation], num_gens: int | None, prompt: str) -> Hints:
         """What follows a generation that is sent now. O(operations up to the next generation).
 
         Args:
             queued: the operations behind it.
-            num_own: the stream's generations since it last shared its prompt with branches, this
+            num_gens: the stream's generations since it last warmed its prompt for branches, this
                 one included; None if the server may not have what they share.
             prompt: its text.
         """
@@ -125,12 +127,12 @@ class Lookahead:
         if isinstance(following, Tool):
             is_continued = may_write or next(next_ones, None) is not None
             return Hints(next_tool=following.called) if is_continued else NO_HINTS
-        if following is not None or may_write or self._copies or num_own is None:
+        if following is not None or may_write or self._copies or num_gens is None:
             return NO_HINTS
         if not self._ended.add(prompt, self._program):
             return NO_HINTS
-        # What the branches share has been used by each of the `num_own`, and by its own request.
-        return Hints(ends=num_own + 1)
+        # How many requests have used what ends: the `num_gens`, and the one that warmed it.
+        return Hints(ends=num_gens + 1)
 
     def with_step(self, hints: Hints, step: StepName | None) -> Hints:
         """The hints of a generation, with its step if it has one. With the first of a graph goes

@@ -84,7 +84,10 @@ class BackgroundLoop:
     async def call_tool(
         self, function: Callable[..., Any], /, *args: object, **kwargs: object
     ) -> Any:
-        """On the loop: call a tool, a plain function in a thread, and await what it returns."""
+        """On the loop: call a tool, a plain function in a thread, and await what it returns.
+
+        The program's function may wait for it, so the functions that it runs need no free thread.
+        """
         call = functools.partial(function, *args, **kwargs)
         token = _holds_body_thread.set(True)
         try:
@@ -147,7 +150,7 @@ class BackgroundLoop:
             self.refuse_to_wait()
         return future.result()
 
-    def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run_blocking(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run the coroutine that `function` makes on the loop, and block until it is done.
 
         RuntimeError on the loop's own thread, before anything is started.

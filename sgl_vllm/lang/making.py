@@ -16,7 +16,7 @@ from sgl_vllm.lang.backends.requests import (
     WatchMedia,
 )
 from sgl_vllm.lang.generation import open_prompt
-from sgl_vllm.lang.ir import Making, Picture, Speech, SpokenGen, Transcription, Var
+from sgl_vllm.lang.ir import MediaExpr, Picture, Speech, SpokenGen, Transcription, Var
 from sgl_vllm.lang.media import recording_of
 from sgl_vllm.lang.prompts import ChatPrompt
 from sgl_vllm.lang.run import Run
@@ -24,7 +24,7 @@ from sgl_vllm.lang.transcript import MediaMeta, Transcript, Variable
 
 
 async def make(
-    expr: Making,
+    expr: MediaExpr,
     run: Run,
     before: Transcript,
     known: Mapping[str, Variable],
@@ -47,7 +47,7 @@ async def make(
 
 
 def _request(
-    expr: Making,
+    expr: MediaExpr,
     run: Run,
     before: Transcript,
     known: Mapping[str, Variable],

@@ -44,7 +44,8 @@ class OperationQueue:
     From the first failed operation on, futures get its `error`.
 
     `lock` is held to see the running operation together with what it has written. `is_busy` says
-    whether something is running, or was when the queue ended; a branch is busy until it starts.
+    whether something is running, or was when the queue ended. A branch is busy from the beginning,
+    with nothing running until its fork starts it.
     """
 
     def __init__(self, *, is_branch: bool) -> None:

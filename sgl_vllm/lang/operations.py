@@ -10,35 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias  # Any: what a future has is not used
+from typing import TYPE_CHECKING, Any, TypeAlias  # Any: what a future has is not used
 
-from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Block, Computed, Expr, Tool, names_read
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.lang.waiting import Blocker, RunningTool
 
+if TYPE_CHECKING:
+    from sgl_vllm.lang.stream import Stream
+
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 """The variables that an operation reads when it runs."""
-
-
-class Branch(Protocol):
-    """A stream, as the operations and the run know it."""
-
-    where: str
-    forked_at: int
-    is_of_block: bool
-
-    @property
-    def is_idle(self) -> bool: ...
-    @property
-    def error(self) -> ProgramError | None: ...
-    @property
-    def variables(self) -> Needed: ...
-    def begin(self, parent_execution: Any) -> None: ...  # Any: an `Execution`
-    def read(self) -> Future[Transcript]: ...
-    def fail(self, error: ProgramError) -> None: ...
-    def cancel(self) -> None: ...
-    def all_changed(self) -> None: ...
 
 
 def needed_by(expr: Expr, variables: Needed) -> Needed:
@@ -64,7 +46,7 @@ def has_effect(expr: Expr) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Await(Expr):
-    """Go on once `future` is done. Fails as it does."""
+    """Go on once `future` is done. Fails as it does. Only `graph_run.py` makes it."""
 
     future: Future[Any]
 
@@ -84,7 +66,7 @@ class Read:
 class Fork:
     """Start the branches `children`."""
 
-    children: tuple[Branch, ...]
+    children: tuple[Stream, ...]
 
     def __str__(self) -> str:
         return f"fork({len(self.children)})"
@@ -96,7 +78,7 @@ class Gather:
 
     name: str
     futures: tuple[Future[Variable], ...]
-    branches: tuple[Branch, ...] = ()
+    branches: tuple[Stream, ...] = ()
 
     def __str__(self) -> str:
         return f"join of {self.name!r}"
@@ -106,7 +88,7 @@ class Gather:
 class AppendTexts:
     """Wait for branches and append what each wrote after the fork."""
 
-    branches: tuple[tuple[Branch, Future[Transcript]], ...]
+    branches: tuple[tuple[Stream, Future[Transcript]], ...]
 
     def __str__(self) -> str:
         return "join"
@@ -116,7 +98,7 @@ class AppendTexts:
 class Continue:
     """Wait for a branch, and go on with the prompt as it has written it."""
 
-    branch: Branch
+    branch: Stream
     read: Future[Transcript]
 
     def __str__(self) -> str:
@@ -164,5 +146,5 @@ class JoinRecord:
     joined by the variable `name` or, if that is None, by their texts."""
 
     num_spans: int
-    branches: tuple[Branch, ...]
+    branches: tuple[Stream, ...]
     name: str | None

@@ -81,7 +81,7 @@ class PrefillAhead:
             return
         call_later, transcript = asyncio.get_running_loop().call_later, self.transcript
         timers = []
-        if transcript.is_worth_a_hint:
+        if transcript.is_worth_warming:
             timers.append(call_later(AFTER_S, self._start))
         is_long = len(transcript.text) >= AGAIN_MIN_CHARS and not transcript.reusable
         if is_long and tool_s is not None and tool_s >= LONG_TOOL_S:

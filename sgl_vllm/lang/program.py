@@ -88,7 +88,7 @@ class Program(Runnable[P, R]):
         Does nothing if that is short. Raises BackendError if the server does not answer.
         """
         prefix = self._shared_prompt([known])
-        if not prefix.is_worth_a_hint:
+        if not prefix.is_worth_warming:
             return Usage()
         background = background_loop()
         return background.wait_for(background.start(chosen_backend(backend).warm(prefix.prompt())))
@@ -178,7 +178,7 @@ class CompiledProgram(Program[..., R]):
         if isinstance(args[0], ProgramState):
             stream = args[0]._stream
             with waiting(*stream.queue.last()):
-                return stream.run.background.call(run_inside)
+                return stream.run.background.run_blocking(run_inside)
         return run_inside()
 
     async def _run_inside(self, s: State, /, *args: Any, **kwargs: Any) -> Value:

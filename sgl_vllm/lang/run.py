@@ -16,16 +16,18 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, result_of
-from sgl_vllm.lang.operations import Branch
 from sgl_vllm.lang.ordering import PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.stream import Stream
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class Run:
     to the server. `program` names the program's function. `planned_orders` are orders for its
     `any_order`s, chosen ahead.
 
-    Invariant: once `cancel_reason` is set, no operation of the run starts any more.
+    Invariant: once `cancel_reason` (None before) is set, no operation of the run starts any more.
     """
 
     backend: Backend
@@ -65,7 +67,7 @@ class Run:
         self.lookahead = Lookahead(self.program, ended_prompts)
         self.usage = Usage()
         self._began_s = time.monotonic()
-        self.streams: list[Branch] = []
+        self.streams: list[Stream] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""
@@ -74,7 +76,7 @@ class Run:
         canceled, because nothing that the function then appends runs."""
         self.context = self.context_inside()
         self.context.run(program_id.set, self.id)
-        self._cancel_reason: Exception | None = None
+        self.cancel_reason: Exception | None = None
         self._interrupts: list[Callable[[], object]] = []
 
     @property
@@ -129,22 +131,17 @@ class Run:
                 try:
                     await result_of(read)
                 except ProgramError as error:
-                    if not error.is_handled or self._cancel_reason is not None:
+                    if not error.is_handled or self.cancel_reason is not None:
                         raise
 
         return self.background.start(ended())
 
     # --- cancelling ----------------------------------------------------------------------------
 
-    @property
-    def cancel_reason(self) -> Exception | None:
-        """Why the run was canceled; None while it may still run."""
-        return self._cancel_reason
-
     def cancel(self, reason: Exception | None = None) -> None:
         """Cancel the requests in flight, and fail every operation queued or submitted later."""
-        if self._cancel_reason is None:
-            self._cancel_reason = reason or ProgramCancelled(
+        if self.cancel_reason is None:
+            self.cancel_reason = reason or ProgramCancelled(
                 "the program was canceled before this operation finished"
             )
         for stream in list(self.streams):
@@ -161,11 +158,11 @@ class Run:
 
     def _error_of_cancellation(self) -> ProgramError:
         """Of the operation that was canceled, or else of the function itself."""
-        assert self._cancel_reason is not None
+        assert self.cancel_reason is not None
         errors = (stream.error for stream in list(self.streams))
         return next(
             (error for error in errors if error is not None),
-            ProgramError("the program's function", "", self._cancel_reason),
+            ProgramError("the program's function", "", self.cancel_reason),
         )
 
     def cancel_after(self, timeout_s: float | None) -> Callable[[], object]:
@@ -193,7 +190,7 @@ class Run:
 
     # --- coroutine functions -------------------------------------------------------------------
 
-    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+    async def call_function(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await the program's own function, on any event loop, until the run is canceled.
 
         Cancelling the run interrupts the function. The error raised is then that of the operation
@@ -226,10 +223,10 @@ class Run:
             take_back()
             if task.cancelling() > num_cancelled:
                 raise  # cancelled from outside, not by this run
-            if self._cancel_reason is None:
+            if self.cancel_reason is None:
                 raise ProgramError("the program's function", "", error) from error
             await result_of(self.background.start(asyncio.sleep(0)))  # the streams have failed now
-            raise self._error_of_cancellation() from self._cancel_reason
+            raise self._error_of_cancellation() from self.cancel_reason
         finally:
             is_running = False
             take_back()

@@ -42,7 +42,7 @@ class Runnable(Takes[P], Generic[P, R]):
     state_class: type[ProgramState] = ProgramState
     """What a plain function gets as `s`."""
     default_sampling = DEFAULT_SAMPLING
-    """What `gen` inherits where a run gives nothing."""
+    """What `gen` inherits where a run gives nothing. `sgl_vllm.sglang` has its own."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any  # Any: JSON of a user's schema
 
-from sgl_vllm.lang.constraints import JSON_SCHEMA, Constraint, Reader
+from sgl_vllm.lang.constraints import JSON_SCHEMA, Constraint, Parser
 
 _KEPT = ("$defs", "$id", "$anchor", "$ref", "const", "definitions", "enum", "required", "type")
 _SCHEMA = ("additionalProperties", "items")
@@ -20,7 +20,7 @@ _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS_BY_NAME = ("$defs", "definitions", "properties")
 
 
-def checked(constraint: Constraint, parse: Reader | None) -> tuple[Constraint, Reader]:
+def checked(constraint: Constraint, parse: Parser | None) -> tuple[Constraint, Parser]:
     """A schema's constraint with a looser one beside it, and a reader that validates first.
 
     The reader raises ValueError for what is invalid, and otherwise returns what `parse` makes of

@@ -77,4 +77,4 @@ def get_server_info(backend: Backend | None = None) -> ServerInfo:
     `backend` is by default that of `set_default_backend`. Raises BackendError if the server does
     not answer, and UnsupportedError for a hosted service such as OpenAI's.
     """
-    return background_loop().call(chosen_backend(backend).server_info)
+    return background_loop().run_blocking(chosen_backend(backend).server_info)

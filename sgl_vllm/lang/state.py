@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from sgl_vllm.lang.awaitable import ValueToAwait
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.follower import FileFollower, TextFollower
-from sgl_vllm.lang.group import ProgramGroup, Shown
+from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import (
     Expr,
     Role,
@@ -37,6 +37,7 @@ from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Order, Transcript, Variable, meta_info
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.views.capture import picture_of
+from sgl_vllm.lang.views.shown import Shown
 from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class State(Shown):
     """
 
     transcript_class: type[Transcript] = Transcript
-    """What a program may append, and where."""
+    """What a program may append, and where. `sgl_vllm.sglang` has its own."""
 
     group_class: type[ProgramGroup[Any]] = ProgramGroup
-    """The branches that `fork` gives."""
+    """The branches that `fork` gives. `sgl_vllm.sglang` has its own."""
 
     _is_async = False
 
@@ -157,15 +158,14 @@ class State(Shown):
         """`size` copies of this prompt, which continue in parallel.
 
         With more than one, the shared prompt is first sent to the server, so that every branch
-        finds it cached. That is one request without output; it is skipped if the server already
-        has (nearly) all of the prompt, because this prompt was just generated from or sent before.
+        finds it cached. That is one request, whose answer is dropped; it is skipped if the server
+        already has (nearly) all of the prompt, because it was just generated from or sent before.
         A fork of 0 branches does nothing, and neither does its join. Raises ValueError for a
         `size` below 0. `position_ids_offset` is accepted for SGLang's programs and ignored.
         """
         if size < 0:
             raise ValueError(f"fork needs a number of branches, not {size}")
-        prefix = f"{self._stream.where}." if self._stream.where else ""
-        streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]") if size else []
+        streams = self._stream.fork(size) if size else []
         states = [type(self)(stream) for stream in streams]
         for state in states:
             state._waits_for_function = self._waits_for_function

@@ -36,14 +36,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, Listeners, Written, filled
+from sgl_vllm.lang.execution import Execution, Listeners, Written, with_values_awaited
 from sgl_vllm.lang.ir import (
     Block,
     Computed,
@@ -58,8 +58,10 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.operation_queue import OperationQueue, Queued
 from sgl_vllm.lang.operations import (
+    AppendTexts,
     EarlyTool,
     Fork,
+    Gather,
     JoinRecord,
     Needed,
     Operation,
@@ -96,7 +98,7 @@ class Snapshot:
 
 
 class Stream:
-    """The operations of one prompt, run in order. Implements `Branch`."""
+    """The operations of one prompt, run in order."""
 
     def __init__(
         self,
@@ -182,7 +184,7 @@ class Stream:
             ready = await with_values()
             for effect in effects:
                 await result_of(effect)
-            return await self._execution.call(ready, running)
+            return await self._execution.call_tool(ready, running)
 
         context = self._context.copy()  # an own one, because several calls run at the same time
         result = context.run(self.run.background.start, call())
@@ -197,7 +199,7 @@ class Stream:
         for expr in parts_of(value):
             needed = needed_by(expr, self.variables)
             if isinstance(expr, Tool) and expr.is_read_only:
-                with_values = functools.partial(filled, expr, needed)
+                with_values = functools.partial(with_values_awaited, expr, needed)
                 future = self.submit_read_only(expr, with_values, needed.values())
             else:
                 future = self.submit(expr, needed, has_effect=has_effect(expr))
@@ -218,15 +220,27 @@ class Stream:
         self.variables[name] = future
         self.bound_names[name] = None
 
-    def fork(self, size: int, label: Callable[[int], str]) -> list[Stream]:
+    def fork(self, size: int) -> list[Stream]:
         """Submit a fork into `size` branches, which start when it runs."""
-        children = [Stream(self.run, label(i), self.variables, parent=self) for i in range(size)]
+        prefix = f"{self.where}." if self.where else ""
+        labels = [f"{prefix}fork[{i}]" for i in range(size)]
+        children = [Stream(self.run, label, self.variables, parent=self) for label in labels]
         self.children += children
         self.queue.branches += [child.queue for child in children]
         started = self.submit(Fork(tuple(children)))
         for child in children:
             child.queue.started_by = started
         return children
+
+    def gather(self, name: str, branches: Sequence[Stream]) -> None:
+        """Submit a join: `name` becomes a list of its values in `branches`."""
+        futures = tuple(branch.variables[name] for branch in branches)
+        self.bind(name, self.submit(Gather(name, futures, tuple(branches)), has_effect=True))
+
+    def append_texts(self, branches: Sequence[Stream]) -> None:
+        """Submit a join: append the text that each of `branches` writes after the fork."""
+        reads = tuple((branch, branch.read()) for branch in branches)
+        self.submit(AppendTexts(reads), has_effect=True)
 
     # --- observing: any thread -----------------------------------------------------------------
 
@@ -319,7 +333,7 @@ class Stream:
         """Run `operation`. Returns what `Execution.execute` does; for a Block, its variables."""
         match operation:
             case Fork(children):
-                await self._execution.share(len(children))
+                await self._execution.warm_for_branches(len(children))
                 for child in children:
                     child.begin(self._execution)
                 return None
@@ -371,9 +385,9 @@ class Stream:
         finally:
             self.block, self.queue.block, self._execution.queue = None, None, self.queue
 
-    async def call(self, function: Callable[..., Any], *args: object) -> Any:
+    async def call_as_tool(self, function: Callable[..., Any], *args: object) -> Any:
         """On the loop: call a function of the user's as a tool is called. Returns its result."""
-        return await self._execution.call(Tool(None, function, args))
+        return await self._execution.call_tool(Tool(None, function, args))
 
     def fail(self, error: ProgramError) -> None:
         """End the stream: everything queued or submitted later gets `error`."""
@@ -388,6 +402,7 @@ class Stream:
         if not self.queue.is_busy:
             return
         running = self.queue.running
+        # If nothing is running, this branch waits for its fork.
         operation = "fork" if running is None else str(running.operation)
         reason = self._cancel_reason() or reason or ProgramCancelled("the event loop was stopped")
         self.fail(ProgramError(operation, self.where, reason))

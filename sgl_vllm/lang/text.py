@@ -1,6 +1,6 @@
-"""Which strings can be sent as text.
+"""Which strings can be sent as text, and templates that programs give.
 
-Owns this check. It imports nothing of the language.
+Owns these checks. It imports nothing of the language.
 """
 
 
@@ -17,3 +17,14 @@ def check_unicode(text: str) -> None:
             f"the text is not valid Unicode: it has half of a surrogate pair, {half!r}, at "
             f"character {error.start}; decode it with errors='replace'"
         ) from None
+
+
+def filled(template: str, **fields: str | int) -> str:
+    """A template with its fields. ValueError for one that has others."""
+    try:
+        return template.format(**fields)
+    except (LookupError, ValueError, AttributeError) as error:
+        names = " and ".join(f"{{{name}}}" for name in fields)
+        raise ValueError(
+            f"{template!r} may have no field but {names}: write other braces twice"
+        ) from error

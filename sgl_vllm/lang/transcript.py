@@ -332,7 +332,7 @@ class Transcript:
         return replace(self, seen_chars=len(self.text))
 
     @property
-    def is_worth_a_hint(self) -> bool:
+    def is_worth_warming(self) -> bool:
         """Whether to send the prompt ahead. Not where that would compute exactly what may be
         reused approximately."""
         return len(self.text) - self.seen_chars >= HINT_MIN_CHARS and not self.reusable

@@ -15,7 +15,6 @@ from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.state import State
 from sgl_vllm.lang.transcript import GenMeta
 from sgl_vllm.lang.views.html import fragment_of, page_of
-from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.svg import fork_tree_svg_of
 from sgl_vllm.protocol.scoring import all_answers
 
@@ -26,11 +25,6 @@ MAX_AT_ONCE = 8
 """Requests of `why` to the server at a time: its engine answers between two steps."""
 
 Seen: TypeAlias = State | ProgramGroup[Any]
-
-
-def picture_of(state: Seen) -> Picture:
-    """The state as it is now. For a fork's group: its branches alone."""
-    return state._picture()
 
 
 def _run_of(state: Seen) -> Run:
@@ -46,18 +40,18 @@ def to_html(state: Seen) -> str:
     estimate, because the cached share of the prompt's tokens is applied to its characters.
     Branches are shown where they were forked.
     """
-    return fragment_of(picture_of(state))
+    return fragment_of(state._picture())
 
 
 def to_page(state: Seen, title: str = "A program's run") -> str:
     """`to_html` as a complete page, to be written to a file."""
-    return page_of(picture_of(state), title)
+    return page_of(state._picture(), title)
 
 
 def fork_tree_svg(state: Seen) -> str:
     """Forks and joins as an ``<svg>`` element: a lane per branch and a block per operation. The
     color and pattern of a block show its kind, and its tooltip shows its text."""
-    return fork_tree_svg_of(picture_of(state))
+    return fork_tree_svg_of(state._picture())
 
 
 def show(state: Seen, console: Console | None = None) -> None:
@@ -67,7 +61,7 @@ def show(state: Seen, console: Console | None = None) -> None:
 
     from sgl_vllm.lang.views.terminal import TerminalView
 
-    (console or Console(highlight=False)).print(TerminalView(picture_of(state)))
+    (console or Console(highlight=False)).print(TerminalView(state._picture()))
 
 
 def why(state: Seen) -> dict[str, int]:

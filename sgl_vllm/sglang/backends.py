@@ -178,7 +178,7 @@ class RuntimeEndpoint(BaseBackend):
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Have the server compute and cache a text that prompts begin with."""
-        background_loop().call(lambda: self._vllm.warm(TextPrompt(prefix_str)))
+        background_loop().run_blocking(lambda: self._vllm.warm(TextPrompt(prefix_str)))
 
 
 class Runtime(RuntimeEndpoint):

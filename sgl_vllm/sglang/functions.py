@@ -13,7 +13,7 @@ from sgl_vllm.lang import api as core
 from sgl_vllm.lang import settings
 from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.choices import ChoicesMethod
-from sgl_vllm.lang.constraints import Choices, Reader, choices_of
+from sgl_vllm.lang.constraints import Choices, Parser, choices_of
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.program import Program
@@ -129,7 +129,7 @@ def gen(*args: Any, **kwargs: Any) -> Gen | Select:
     return replace(made, parse=functools.partial(_read_or_text, made.parse))
 
 
-def _read_or_text(read: Reader, text: str) -> object:
+def _read_or_text(read: Parser, text: str) -> object:
     """The value that a text stands for, or the text if it does not have the required form."""
     try:
         return read(text)

@@ -319,5 +319,5 @@ def test_a_chat_template_gets_what_it_takes(tmp_path):
 
     with backend:
         with_option = program.run(backend=backend).usage.prompt_tokens
-        num_plain = len(background_loop().call(lambda: backend.tokenize(TextPrompt("ab"))))
+        num_plain = len(background_loop().run_blocking(lambda: backend.tokenize(TextPrompt("ab"))))
     assert with_option >= num_plain + 5

@@ -102,7 +102,7 @@ class Backend(ABC):
         )
 
     async def warm(self, prompt: Prompt) -> Usage:
-        """Have the server compute and cache `prompt` (the frontend hint) without generating text.
+        """Have the server compute and cache `prompt` (the frontend hint). An answer is dropped.
 
         Does nothing for a backend without a cache to fill.
         """
@@ -135,7 +135,7 @@ class Backend(ABC):
 
     def flush_cache(self) -> None:
         """Empty the server's prefix cache and wait until that is done."""
-        background_loop().call(self.aflush_cache)
+        background_loop().run_blocking(self.aflush_cache)
 
     async def aflush_cache(self) -> None:
         """What `flush_cache` runs on the language's own event loop."""

@@ -95,11 +95,11 @@ class Engine(OnVLLM):
 
     def start(self) -> None:
         """Start the engine now, and wait until it is ready."""
-        background_loop().call(self._engine)
+        background_loop().run_blocking(self._engine)
 
     def close(self) -> None:
         """Shut the engine down, and wait until its process has ended."""
-        background_loop().call(self.aclose)
+        background_loop().run_blocking(self.aclose)
 
     async def aclose(self) -> None:
         await asyncio.wrap_future(background_loop().start(self._end()))

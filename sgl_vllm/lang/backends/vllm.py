@@ -134,6 +134,7 @@ class VLLM(OnVLLM, OpenAIMedia):
     # --- the interface of a backend --------------------------------------------------------------
 
     async def generate_texts(self, request: GenRequest) -> GenAnswer:
+        """Called by `OnVLLM.generate`."""
         n, prompt_from = request.sampling.n, request.sampling.prompt_logprobs_from
         body = generation_body(request, chat=isinstance(request.prompt, ChatPrompt))
         # vLLM does not stream the log-probabilities of a prompt.

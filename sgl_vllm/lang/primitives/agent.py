@@ -17,7 +17,6 @@ from sgl_vllm.lang.primitives.block import (
     answer_of,
     at_least,
     block,
-    filled,
     variables_of,
 )
 from sgl_vllm.lang.primitives.tools import (
@@ -29,6 +28,7 @@ from sgl_vllm.lang.primitives.tools import (
     shown,
 )
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.text import filled
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH

@@ -46,17 +46,6 @@ def at_least(least: int, **options: int | None) -> None:
             raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
-def filled(template: str, **fields: str) -> str:
-    """A template with its fields. ValueError for one that has others."""
-    try:
-        return template.format(**fields)
-    except (LookupError, ValueError, AttributeError) as error:
-        names = " and ".join(f"{{{name}}}" for name in fields)
-        raise ValueError(
-            f"{template!r} may have the field {names} only: write other braces twice"
-        ) from error
-
-
 def reported(variable: Variable, **details: Value) -> Variable:
     """`variable`, with `details` in its meta information."""
     return replace(variable, meta=Report({**meta_info(variable), **details}))

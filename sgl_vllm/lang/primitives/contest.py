@@ -132,7 +132,7 @@ def vote(
 
     async def ballot(branch: AsyncProgramState) -> object:
         value = await branch[names[-1]]
-        return value if key is None else await branch._stream.call(key, value)
+        return value if key is None else await branch._stream.call_as_tool(key, value)
 
     async def body(s: AsyncProgramState) -> Mapping[str, Variable]:
         contest = Contest(expr, names, n, ballot, _is_decided, at_once)
@@ -204,7 +204,7 @@ def best_of(
 
     async def rate(branch: AsyncProgramState) -> float:
         if not isinstance(score, Expr):
-            return float(await branch._stream.call(score, await branch[names[-1]]))
+            return float(await branch._stream.call_as_tool(score, await branch[names[-1]]))
         rating = branch.copy()
         rating += score
         return float(await rating[scores[-1]])

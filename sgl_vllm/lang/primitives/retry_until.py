@@ -12,10 +12,10 @@ from sgl_vllm.lang.primitives.block import (
     answer_of,
     at_least,
     block,
-    filled,
     variables_of,
 )
 from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.text import filled
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 
@@ -79,7 +79,7 @@ async def _error_in(
 ) -> str | None:
     """What is wrong with an answer; None if it is accepted."""
     try:
-        verdict = await s._stream.call(check, value)
+        verdict = await s._stream.call_as_tool(check, value)
     except Exception as error:
         return str(error) or type(error).__name__
     if isinstance(verdict, str):

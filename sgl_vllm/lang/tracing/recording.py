@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, NoReturn  # Any: as in the classes that are replaced here
 
 from sgl_vllm.lang.ir import Expr, Text, Value, VariableExpr, name_of, names_read, parts_of
-from sgl_vllm.lang.operations import AppendTexts, Gather, variable_named
+from sgl_vllm.lang.operations import variable_named
 from sgl_vllm.lang.state import AsyncProgramState, State
 from sgl_vllm.lang.tracing.errors import Stop, program_frame, stop, unwatched
 from sgl_vllm.lang.tracing.nodes import (
@@ -177,27 +177,21 @@ class RecordingStream:
         (definition,) = self._add(ReadPrompt(), writes=[None]).writes
         return self.recorder.read(definition, aspect)
 
-    def read(self) -> Definition | None:
-        """The end of what this branch has written, for a join of texts."""
-        return self._last
-
-    def fork(self, size: int, label: Callable[[int], str]) -> list[RecordingStream]:
+    def fork(self, size: int) -> list[RecordingStream]:
         branches = [self.recorder.new_stream(self, i) for i in range(size)]
         self._add(Fork(tuple(branch.index for branch in branches)))
         return branches
 
-    def submit(self, operation: Gather | AppendTexts, *, has_effect: bool) -> Definition:
-        """A join: of texts, or of one variable."""
-        given: Value = operation.branches
-        if isinstance(operation, AppendTexts):
-            join = Join(tuple(stream.index for stream, _ in given), None)
-            return Definition(None, self._add(join, [end for _, end in given if end]).index)
-        reads: Value = operation.futures
-        join = Join(tuple(stream.index for stream in given), operation.name)
-        (definition,) = self._add(join, reads, [operation.name]).writes
+    def gather(self, name: str, branches: Sequence[RecordingStream]) -> None:
+        reads = [branch.variables[name] for branch in branches]
+        join = Join(tuple(branch.index for branch in branches), name)
+        (definition,) = self._add(join, reads, [name]).writes
         self.recorder.values[definition] = [*map(self.recorder.value, reads)]
         self.recorder.joined.add(definition)
-        return definition
+
+    def append_texts(self, branches: Sequence[RecordingStream]) -> None:
+        ends = [branch._last for branch in branches if branch._last is not None]
+        self._add(Join(tuple(branch.index for branch in branches), None), ends)
 
 
 class _Prompt(Recorded, State):

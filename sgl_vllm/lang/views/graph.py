@@ -7,38 +7,20 @@ escape everything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from sgl_vllm.lang.ir import RoleBegin, RoleEnd, Value
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, StreamTrace, Write
+from sgl_vllm.lang.ir import RoleBegin, RoleEnd
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write
 from sgl_vllm.lang.tracing.standin import source_of
 from sgl_vllm.pages import rendered
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.tracing.trace import Graph
 
 MOST_STREAMS = 40
 """A picture shows at most this many streams, and says how many more there are."""
 LABEL_CHARS = 31
-
-
-class Graph(Protocol):
-    """What is shown of a traced program."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def known(self) -> tuple[str, ...]: ...
-    @property
-    def streams(self) -> tuple[StreamTrace, ...]: ...
-    @property
-    def nodes(self) -> tuple[Node, ...]: ...
-    @property
-    def returned(self) -> Value: ...
-    @property
-    def stopped(self) -> str | None: ...
-    def nodes_of(self, stream: int) -> Sequence[Node]: ...
 
 
 def _shortened(text: str, most: int) -> str:

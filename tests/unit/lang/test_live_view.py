@@ -20,7 +20,6 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.transcript import Timing
 from sgl_vllm.lang.usage import Usage
-from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import MAX_BARS, duration, fragment_of
 from sgl_vllm.lang.views.picture import Branch, Fork, Picture, Piece, Turn
@@ -60,7 +59,7 @@ def test_a_running_program_is_shown_with_what_has_come() -> None:
     state.sync()
     assert "half" not in slices(state._repr_html_(), "sgl-gen-kind")
     assert "done in " in Parsed(state._repr_html_()).texts("sgl-heading")[0]
-    ended_s = [picture_of(state).elapsed_s, picture_of(state).elapsed_s]
+    ended_s = [state._picture().elapsed_s, state._picture().elapsed_s]
     assert ended_s[0] == ended_s[1], "the time goes on after the end"
 
 
@@ -76,7 +75,7 @@ def test_timings_are_the_longest_in_their_order_each_of_them_once() -> None:
     assert times_of(many) == [f"g{n}" for n in range(MAX_BARS + 6) if n not in shortest]
     assert "and 6 shorter ones" in fragment_of(many) and "done in 80.0 s" in fragment_of(many)
 
-    root = picture_of(ran(two_endings)).root
+    root = ran(two_endings)._picture().root
     (fork,) = root.forks  # the prompt may go on as one of its branches
     continued = Turn(None, tuple(fork.branches[1].pieces))
     picture = Picture(replace(root, blocks=(*root.blocks, continued)), Usage())
@@ -106,7 +105,7 @@ def test_every_moment_of_a_run_can_be_drawn() -> None:
         state = ran(busy, ScriptedBackend(before=shortly), stream=True)
         lengths = []
         while not view_live._has_ended(state._stream):
-            picture = picture_of(state)
+            picture = state._picture()
             lengths.append(sum(b.num_chars for b in picture.all_branches if b.label == ""))
             if len(lengths) % 10 == 1:
                 Parsed(state._repr_html_())
@@ -117,7 +116,7 @@ def test_every_moment_of_a_run_can_be_drawn() -> None:
         sys.setswitchinterval(interval_s)
     assert len(set(lengths)) > 10
     assert lengths == sorted(lengths)
-    root = picture_of(state).root
+    root = state._picture().root
     assert sum(isinstance(block, Fork) for block in root.blocks) == 12
     assert "".join(piece.text for piece in root.pieces) == state.text()
 
@@ -148,7 +147,7 @@ def test_following_draws_all_branches_and_ends_with_the_end() -> None:
     state = ran(two_endings, ScriptedBackend(before=once_drawn), stream=True)
     view_live.follow(state._stream, drawn.append)
     last = drawn[-1]
-    assert last == picture_of(state)
+    assert last == state._picture()
     assert [branch.label for branch in last.all_branches] == ["", "fork[0]", "fork[1]"]
     assert last.root.status == "done"
     for label in ("", "fork[0]", "fork[1]"):
@@ -177,7 +176,9 @@ def test_following_draws_at_most_eight_times_a_second_and_only_what_is_new() -> 
     assert all(later - sooner > 0.12 for sooner, later in pairwise(times_s))
     lengths = [sum(b.num_chars for b in picture.all_branches) for _, picture in drawn]
     assert 1 <= lengths.count(1 + 150) <= 3  # no more in the time without news
-    assert all(not stream.listeners for stream in [state._stream, *state._stream.children])
+    assert all(
+        not stream.listeners._listeners for stream in [state._stream, *state._stream.children]
+    )
 
 
 def test_following_a_failed_run_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_wrong_arguments_are_refused_at_once():
         sgl.retry_until("x", even, attempts=0)
     with pytest.raises(ValueError, match="makes a variable"):
         sgl.retry_until(sgl.gen(), even)
-    with pytest.raises(ValueError, match=r"may have the field .error. only"):
+    with pytest.raises(ValueError, match=r"may have no field but .error."):
         sgl.retry_until("x", even, feedback="{reason}")
 
 

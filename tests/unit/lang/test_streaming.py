@@ -110,7 +110,7 @@ def test_a_reader_that_leaves_early_does_not_stop_the_program(slow):
     state = two_gens.run(stream=True)
     assert next(state.text_iter())
     assert state.text() == WHOLE
-    assert len(state._stream.listeners) == 0
+    assert not state._stream.listeners._listeners
     assert slow.gone == []
 
 

@@ -18,7 +18,6 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, MediaAnswer, MediaRequest
 from sgl_vllm.lang.ir import Show
 from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
 from sgl_vllm.lang.views.picture import Fork, Join, Turn
 from sgl_vllm.pages import visible
@@ -233,7 +232,7 @@ def test_any_text_is_shown_character_for_character(texts: list[str]) -> None:
 
 def test_branches_stand_where_they_were_forked_and_joins_after_them() -> None:
     state = ran(two_endings)
-    first, fork, join, rest = picture_of(state).root.blocks
+    first, fork, join, rest = state._picture().root.blocks
     assert isinstance(first, Turn) and isinstance(fork, Fork) and isinstance(rest, Turn)
     assert [branch.label for branch in fork.branches] == ["fork[0]", "fork[1]"]
     titles = [next(iter(branch.pieces)).text for branch in fork.branches]
