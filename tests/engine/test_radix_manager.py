@@ -60,7 +60,8 @@ def test_what_only_an_earlier_lookup_found_leaves_with_the_request():
     assert cache.look_up(request)[1] == len(PREFIX)  # and it is not admitted
     assert cache.manager.reset_prefix_cache()
     assert cache.allocate(request) == 0
-    request.status = RequestStatus.PREEMPTED  # in the same step, before anything is computed
+    request.num_computed_tokens = 0  # preempted in the same step, before anything is computed
+    request.status = RequestStatus.PREEMPTED
     cache.manager.free(request)
     assert cache.hit([*PREFIX, 1]) == 0
 
