@@ -157,7 +157,7 @@ class Programs(StepHooks):
         if leaf is None or leaf.parent is None:
             return
         if member.hints.ends:
-            tree.record_end(leaf, member.hints.ends)
+            self._radix.pool.guarded(tree.record_end, leaf, member.hints.ends)
             self._continuations.program_ended(member.program, ended_s)
         elif request.status != RequestStatus.FINISHED_ABORTED:
             self._continuations.ended(

@@ -34,6 +34,7 @@ TRUSTED = {
     *("WaitingRows.add", "WaitingRows.pop", "WaitingRows.discard", "WaitingRows._resize"),
     *(
         "WaitingQueue.discard",
+        "WaitingQueue._forget_order",
         "_Interned.acquire",
         "_Interned.release",
         "HitCopies.step_starts",
