@@ -263,7 +263,7 @@ def _outcome(state: ProgramState, file: Path) -> str | None:
     run = state._stream.run
     try:
         state._wait_for_function()
-        run.background.wait_for(run.all_ended())
+        run.background.run_blocking(run.all_ended)
     except Exception as error:
         return _failure(error, file)
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar  # Any: tqdm has no types
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.body import Body
-from sgl_vllm.lang.loop import background_loop, new_future, result_of
+from sgl_vllm.lang.loop import background_loop, new_future
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import Sampling
@@ -152,7 +152,7 @@ class Batch:
                     await self.body.call_async(state, **item)
                 else:
                     await self._in_thread(self.body.call, state, **item)
-                await result_of(run.all_ended())
+                await run.all_ended()
         except BaseException as raised:  # such as "can't start new thread"
             error = raised
         self._runs.remove(run)  # first: what is in there is canceled at the end of the batch

@@ -93,7 +93,7 @@ class Body:
         def end(error: BaseException | None) -> None:
             run.function_ended(error)
             if timeout_s is not None:
-                run.all_ended().add_done_callback(lambda _: stop_timer())
+                run.background.start(run.all_ended()).add_done_callback(lambda _: stop_timer())
 
         def call() -> None:
             try:

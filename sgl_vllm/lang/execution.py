@@ -182,7 +182,7 @@ class Execution:
         begin_s = self._run.elapsed_s
         variable = await appending
         timing = Timing(begin_s, self._run.elapsed_s)
-        self.written = replace(self.written, transcript=self.written.transcript.timed(timing))
+        self.written = Written(self.written.transcript.timed(timing))
         return variable
 
     # --- the prompt ----------------------------------------------------------------------------

@@ -146,6 +146,8 @@ class Generation:
                         raise
             error.add_note(f"The request's {constraint.kind.name}: {_shortened(constraint.text)}")
             raise
+        if not stop.patterns:
+            return answer
         return replace(answer, texts=tuple(stop.cut(text) for text in answer.texts))
 
     def _watch(self, stop: _StopRegex) -> Watch | None:

@@ -120,21 +120,16 @@ class Run:
         """Whether nothing is running or queued and, in a streamed run, the function has ended."""
         return self.has_returned and all(stream.is_idle for stream in list(self.streams))
 
-    def all_ended(self) -> Future[None]:
-        """Queue a Read on every stream. Done when all operations submitted so far are; raises the
-        first stream's error that the program has not handled. If the run was canceled, it raises
-        handled ones too. The branches of a block are the block's own."""
-        reads = [stream.read() for stream in list(self.streams) if not stream.is_of_block]
-
-        async def ended() -> None:
-            for read in reads:
-                try:
-                    await result_of(read)
-                except ProgramError as error:
-                    if not error.is_handled or self.cancel_reason is not None:
-                        raise
-
-        return self.background.start(ended())
+    async def all_ended(self) -> None:
+        """Queue a Read on every stream, and wait until all operations submitted so far have run.
+        Raises the first stream's error that the program has not handled. If the run was canceled,
+        it raises handled ones too. The branches of a block are the block's own."""
+        for read in [stream.read() for stream in list(self.streams) if not stream.is_of_block]:
+            try:
+                await result_of(read)
+            except ProgramError as error:
+                if not error.is_handled or self.cancel_reason is not None:
+                    raise
 
     # --- cancelling ----------------------------------------------------------------------------
 

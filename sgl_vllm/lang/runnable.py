@@ -165,7 +165,7 @@ class Runnable(Takes[P], Generic[P, R]):
                 run.background.wait_for(call)
             else:
                 body.call(state, *args, **kwargs)
-            run.background.wait_for(run.all_ended())
+            run.background.run_blocking(run.all_ended)
         return state
 
     @called_with_options
@@ -192,7 +192,7 @@ class Runnable(Takes[P], Generic[P, R]):
             else:
                 call = functools.partial(body.call, state, *args, **kwargs)
                 await result_of(run.background.start(run.background.in_body_thread(call)))
-            await result_of(run.all_ended())
+            await run.all_ended()
         return state
 
     def _start(

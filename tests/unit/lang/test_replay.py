@@ -135,7 +135,7 @@ def test_a_recorded_program_has_the_same_variables_without_a_server(
     def run(backend: Backend) -> sgl.ProgramState:
         state = written.run(backend=backend, stream=stream)
         state.sync()
-        state._stream.run.background.wait_for(state._stream.run.all_ended())
+        state._stream.run.background.run_blocking(state._stream.run.all_ended)
         return state
 
     with sgl.Recorder(Luck(), file) as recorder:
