@@ -28,7 +28,15 @@ from sgl_vllm.lang.operations import Await, has_effect, needed_by
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.steps import Generations
 from sgl_vllm.lang.stream import Stream
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, ReadPrompt, SetVariable, Write
+from sgl_vllm.lang.tracing.nodes import (
+    Evaluate,
+    Node,
+    ReadPrompt,
+    SetVariable,
+    TracedFork,
+    TracedJoin,
+    Write,
+)
 from sgl_vllm.lang.tracing.standin import Definition, Leaf, StandIn, concatenation, definitions_in
 from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.lang.transcript import Variable, meta_info
@@ -124,9 +132,9 @@ class GraphRun:
                     return Variable(await result_of(transcript), text="")
 
                 self._futures[node.writes[0]] = self._background.start(read_prompt())
-            case Fork(children):
+            case TracedFork(children):
                 self._states.update(zip(children, state.fork(len(children)), strict=True))
-            case Join(branches, name):
+            case TracedJoin(branches, name):
                 joined = [self._states[index]._stream for index in branches]
                 if name is None:
                     stream.append_texts(joined)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from sgl_vllm.lang.ir import Gen, Select, Tool, Var
 from sgl_vllm.lang.primitives import PRIMITIVES
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write
+from sgl_vllm.lang.tracing.nodes import Evaluate, Node, TracedFork, TracedJoin, Write
 from sgl_vllm.lang.tracing.standin import StandIn, definitions_in
 from sgl_vllm.lang.tracing.trace import Graph
 
@@ -74,7 +74,7 @@ def _movable(graph: Graph) -> list[Node]:
                 region.append(node)  # which variables a primitive reads is not known
             case _ if any(map(_is_varying, region)):
                 break
-            case Fork() | Join():
+            case TracedFork() | TracedJoin():
                 break
             case _:
                 region = []

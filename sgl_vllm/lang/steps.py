@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sgl_vllm.lang.ir import Gen, Tool, parts_of
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, SetVariable
+from sgl_vllm.lang.tracing.nodes import Evaluate, Node, SetVariable, TracedFork, TracedJoin
 from sgl_vllm.lang.tracing.standin import StandIn
 from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, MAX_STEPS, MAX_TOOL_CHARS, Step, StepGraph
@@ -57,10 +57,10 @@ def generations_of(graph: Graph) -> Generations | None:
             continue
         prompt.waits_for |= read
         match node.operation:
-            case Fork(children):
+            case TracedFork(children):
                 for child in children:
                     prompts[child] = _Prompt(prompt.last, prompt.tool, {*prompt.waits_for})
-            case Join(branches, _):
+            case TracedJoin(branches, _):
                 prompt.waits_for.update(*(prompts[branch].steps for branch in branches))
             case Evaluate():
                 prompt.tool = prompt.tool or _tool_of(node)

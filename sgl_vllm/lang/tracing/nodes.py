@@ -65,14 +65,14 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True)
-class Fork:
+class TracedFork:
     """Start the streams `children` as copies of this one."""
 
     children: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Join:
+class TracedJoin:
     """Bring back what the streams `branches` wrote since the fork: the variable `name` as a list,
     or if that is None, their texts."""
 
@@ -80,7 +80,7 @@ class Join:
     name: str | None
 
 
-Operation: TypeAlias = Write | Evaluate | SetVariable | ReadPrompt | Fork | Join
+TracedOperation: TypeAlias = Write | Evaluate | SetVariable | ReadPrompt | TracedFork | TracedJoin
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Node:
 
     index: int
     stream: int
-    operation: Operation
+    operation: TracedOperation
     reads: tuple[Definition, ...]
     writes: tuple[Definition, ...]
     line: int
@@ -131,9 +131,9 @@ class Node:
                 return f"set {name!r} = {source_of(value)}"
             case ReadPrompt():
                 return "read the prompt"
-            case Fork(children):
+            case TracedFork(children):
                 return f"fork({len(children)})"
-            case Join(_, name):
+            case TracedJoin(_, name):
                 return "join of texts" if name is None else f"join {name!r}"
 
 
@@ -151,11 +151,11 @@ class StreamTrace:
         return f"stream {self.index} (fork[{self.branch}] of stream {self.parent})"
 
 
-def ends_prefix(operation: Operation) -> bool:
+def ends_prefix(operation: TracedOperation) -> bool:
     """Whether the known beginning of a prompt ends at, or within, this operation."""
     match operation:
         case Write():
             return not operation.is_constant
         case Evaluate(expr):
             return not isinstance(expr, (*PREFIX_EXPRESSIONS, VarScopeBegin, VarScopeEnd))
-    return isinstance(operation, Fork | Join)
+    return isinstance(operation, TracedFork | TracedJoin)

@@ -15,13 +15,13 @@ from sgl_vllm.lang.state import AsyncProgramState, State
 from sgl_vllm.lang.tracing.errors import Stop, program_frame, stop, unwatched
 from sgl_vllm.lang.tracing.nodes import (
     Evaluate,
-    Fork,
-    Join,
     Node,
-    Operation,
     ReadPrompt,
     SetVariable,
     StreamTrace,
+    TracedFork,
+    TracedJoin,
+    TracedOperation,
     Write,
     ends_prefix,
 )
@@ -43,7 +43,7 @@ from sgl_vllm.lang.transcript import Variable
 MAX_NODES = 50_000
 
 
-class Recorder(Notes):
+class TraceRecorder(Notes):
     """Collects the nodes of one trace. With `is_prefix_only`, ends it after the prompt's prefix."""
 
     def __init__(self, *, is_prefix_only: bool) -> None:
@@ -83,7 +83,7 @@ class RecordingStream:
 
     where = ""
 
-    def __init__(self, recorder: Recorder, index: int, parent: RecordingStream | None) -> None:
+    def __init__(self, recorder: TraceRecorder, index: int, parent: RecordingStream | None) -> None:
         self.recorder = recorder
         self.index = index
         self.variables: dict[str, Definition] = dict(parent.variables) if parent else {}
@@ -95,7 +95,7 @@ class RecordingStream:
 
     def _add(
         self,
-        operation: Operation,
+        operation: TracedOperation,
         reads: Sequence[Definition] = (),
         writes: Sequence[str | None] = (),
     ) -> Node:
@@ -179,19 +179,19 @@ class RecordingStream:
 
     def fork(self, size: int) -> list[RecordingStream]:
         branches = [self.recorder.new_stream(self, i) for i in range(size)]
-        self._add(Fork(tuple(branch.index for branch in branches)))
+        self._add(TracedFork(tuple(branch.index for branch in branches)))
         return branches
 
     def gather(self, name: str, branches: Sequence[RecordingStream]) -> None:
         reads = [branch.variables[name] for branch in branches]
-        join = Join(tuple(branch.index for branch in branches), name)
+        join = TracedJoin(tuple(branch.index for branch in branches), name)
         (definition,) = self._add(join, reads, [name]).writes
         self.recorder.values[definition] = [*map(self.recorder.value, reads)]
         self.recorder.joined.add(definition)
 
     def append_texts(self, branches: Sequence[RecordingStream]) -> None:
         ends = [branch._last for branch in branches if branch._last is not None]
-        self._add(Join(tuple(branch.index for branch in branches), None), ends)
+        self._add(TracedJoin(tuple(branch.index for branch in branches), None), ends)
 
 
 class _Prompt(Recorded, State):

@@ -18,7 +18,7 @@ from sgl_vllm.lang.runnable import Runnable
 from sgl_vllm.lang.tracing.errors import Stop, TraceError, failure, home, package_of, stop
 from sgl_vllm.lang.tracing.guard import guarded
 from sgl_vllm.lang.tracing.nodes import Node, StreamTrace
-from sgl_vllm.lang.tracing.recording import Recorder, recording_class
+from sgl_vllm.lang.tracing.recording import TraceRecorder, recording_class
 from sgl_vllm.lang.tracing.standin import Leaf, StandIn, fixed, notes
 from sgl_vllm.lang.views import graph as view
 
@@ -92,7 +92,7 @@ def traced(
 ) -> tuple[Graph, TraceError | None]:
     """The graph, with `known` arguments, and what ended the trace before the program's end. With
     `is_prefix_only`, it ends where the prompt's known beginning does."""
-    recorder = Recorder(is_prefix_only=is_prefix_only)
+    recorder = TraceRecorder(is_prefix_only=is_prefix_only)
     stream = recorder.new_stream(None, 0)
     state = recording_class(program.state_class, program.is_async)(stream)  # type: ignore[arg-type]
     arguments: dict[str, Value] = {

@@ -19,15 +19,15 @@ from sgl_vllm.lang.stream import Snapshot, Stream
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, Variable
 from sgl_vllm.lang.usage import Usage, cached_in_words
 from sgl_vllm.lang.views.picture import (
-    Block,
-    Branch,
-    Fork,
-    Join,
+    DrawnBlock,
+    DrawnBranch,
+    DrawnFork,
+    DrawnJoin,
+    DrawnTurn,
     Picture,
     Piece,
     Slice,
     Status,
-    Turn,
 )
 from sgl_vllm.protocol.causes import MEANINGS
 
@@ -49,10 +49,10 @@ def picture_of_group(parent: Stream, members: Sequence[Stream]) -> Picture:
     """The branches of one fork of `parent`, as they are now: `members`, and those that
     `ProgramGroup.first` discarded."""
     group = next((group for group in _groups(parent) if members[0] in group), list(members))
-    fork = Fork(tuple(_branch(stream) for stream in group))
+    fork = DrawnFork(tuple(_branch(stream) for stream in group))
     label = " ".join(filter(None, [parent.where, f"fork({len(group)})"]))
     status: Status = "running" if any(b.status == "running" for b in fork.branches) else "done"
-    root, run = Branch(label, status, (fork,), 0), parent.run
+    root, run = DrawnBranch(label, status, (fork,), 0), parent.run
     elapsed_s = _elapsed_s(parent, status)
     return Picture(root, run.usage, program=run.program, elapsed_s=elapsed_s)
 
@@ -96,7 +96,7 @@ def _groups(stream: Stream) -> list[list[Stream]]:
     return groups
 
 
-def _branch(stream: Stream, depth: int = 0) -> Branch:
+def _branch(stream: Stream, depth: int = 0) -> DrawnBranch:
     num_inherited = stream.num_inherited_spans  # read first: the snapshot then has these spans
     joins = list(stream.joins)
     groups = _groups(stream)
@@ -106,7 +106,7 @@ def _branch(stream: Stream, depth: int = 0) -> Branch:
     error = None if snapshot.error is None else _error_of(stream, snapshot.error)
     busy = snapshot.busy if status == "running" and snapshot.busy != "read" else None
     if num_inherited is None:
-        return Branch(stream.where, status, (), 0, busy, error)
+        return DrawnBranch(stream.where, status, (), 0, busy, error)
     spans = snapshot.transcript.spans
     text = snapshot.transcript.text
     begin = spans[num_inherited - 1].end if num_inherited else 0
@@ -130,14 +130,14 @@ def _branch(stream: Stream, depth: int = 0) -> Branch:
         entries.append(((len(transcript.messages), transcript.role), piece))
     blocks = tuple(_grouped(entries, inherited))
     num_chars = len(text) + len(partial) - begin
-    return Branch(stream.where, status, blocks, num_chars, busy, error, num_deeper)
+    return DrawnBranch(stream.where, status, blocks, num_chars, busy, error, num_deeper)
 
 
-_Entry: TypeAlias = tuple[tuple[int, Role | None] | None, Piece | Block]
+_Entry: TypeAlias = tuple[tuple[int, Role | None] | None, Piece | DrawnBlock]
 """A piece with its turn, or a fork or join with None."""
 
 
-def _grouped(entries: Iterable[_Entry], inherited: Span | None) -> Iterator[Block]:
+def _grouped(entries: Iterable[_Entry], inherited: Span | None) -> Iterator[DrawnBlock]:
     """Neighboring pieces of a turn as one block. After a fork or join, and in a branch after
     `inherited`, the last span of its parent, a turn may continue."""
     last = None if inherited is None else (inherited.turn, inherited.role)
@@ -146,7 +146,7 @@ def _grouped(entries: Iterable[_Entry], inherited: Span | None) -> Iterator[Bloc
         if turn is None:
             yield from parts
         else:
-            yield Turn(turn[1], tuple(parts), turn == last and turn[1] is not None)
+            yield DrawnTurn(turn[1], tuple(parts), turn == last and turn[1] is not None)
             last = turn
 
 
@@ -172,31 +172,32 @@ def _error_of(stream: Stream, error: ProgramError) -> str:
 
 def _markers(
     groups: list[list[Stream]], joins: Sequence[JoinRecord], first: int, last: int, depth: int
-) -> dict[int, list[Block]]:
+) -> dict[int, list[DrawnBlock]]:
     """The forks and joins of a stream, by the number of spans before them."""
-    placed: list[tuple[tuple[int, int, int], Block]] = []  # by place, fork, and join after fork
+    # By place, fork, and join after fork.
+    placed: list[tuple[tuple[int, int, int], DrawnBlock]] = []
     for number, group in enumerate(groups):
         forked_after = group[0].num_inherited_spans
         place = last if forked_after is None else min(max(forked_after, first), last)
         placed.append(
-            ((place, number, 0), Fork(tuple(_branch(child, depth + 1) for child in group)))
+            ((place, number, 0), DrawnFork(tuple(_branch(child, depth + 1) for child in group)))
         )
-    gathered: dict[tuple[int, int], Join] = {}  # a join of several variables is shown as one
+    gathered: dict[tuple[int, int], DrawnJoin] = {}  # a join of several variables is shown as one
     for joined in joins:
         place = min(max(joined.num_spans, first), last)
         number = next((n for n, g in enumerate(groups) if joined.branches[0] in g), len(groups))
         labels = tuple(branch.where for branch in joined.branches)
         if joined.name is None:
-            placed.append(((place, number, 1), Join(labels, (), as_text=True)))
+            placed.append(((place, number, 1), DrawnJoin(labels, (), as_text=True)))
             continue
-        so_far = gathered.get((place, number), Join((), (), as_text=False))
-        gathered[place, number] = Join(
+        so_far = gathered.get((place, number), DrawnJoin((), (), as_text=False))
+        gathered[place, number] = DrawnJoin(
             tuple(dict.fromkeys((*so_far.labels, *labels))),
             (*so_far.names, joined.name),
             as_text=False,
         )
     placed += [((place, number, 1), join) for (place, number), join in gathered.items()]
-    markers: dict[int, list[Block]] = {}
+    markers: dict[int, list[DrawnBlock]] = {}
     for (place, _, _), block in sorted(placed, key=lambda entry: entry[0]):
         markers.setdefault(place, []).append(block)
     return markers

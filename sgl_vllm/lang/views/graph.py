@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.lang.ir import RoleBegin, RoleEnd
-from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write
+from sgl_vllm.lang.tracing.nodes import Evaluate, Node, TracedFork, TracedJoin, Write
 from sgl_vllm.lang.tracing.standin import source_of
 from sgl_vllm.pages import rendered
 
@@ -51,9 +51,9 @@ def as_text(graph: Graph) -> str:
 
 def _after(node: Node, sources: str) -> str:
     match node.operation:
-        case Fork(children):
+        case TracedFork(children):
             return f" -> streams {', '.join(map(str, children))}"
-        case Join(branches, _):
+        case TracedJoin(branches, _):
             return f" <- streams {', '.join(map(str, branches))}"
     return f"  [{sources}]" if sources else ""
 
@@ -91,7 +91,7 @@ class _Box:
         match self.node.operation:
             case Write() as write:
                 return "constant" if write.is_constant else "text"
-            case Fork() | Join():
+            case TracedFork() | TracedJoin():
                 return "branch"
             case Evaluate(RoleBegin() | RoleEnd()):
                 return "role"
@@ -118,11 +118,11 @@ def _before(graph: Graph) -> dict[int, list[int]]:
     last: dict[int, int] = {}  # the last node of each stream so far
     for node in graph.nodes:
         ends = [node.stream]
-        if isinstance(node.operation, Join):
+        if isinstance(node.operation, TracedJoin):
             ends += node.operation.branches
         before[node.index] = [last[stream] for stream in ends if stream in last]
         last[node.stream] = node.index
-        if isinstance(node.operation, Fork):
+        if isinstance(node.operation, TracedFork):
             last.update(dict.fromkeys(node.operation.children, node.index))
     return before
 
@@ -150,7 +150,7 @@ def as_svg(graph: Graph) -> str:
         (_MARGIN, bottom + 14 + 18 * i, "note", _shortened(note, 160))
         for i, note in enumerate(notes)
     ]
-    readers = [box for box in boxes.values() if not isinstance(box.node.operation, Join)]
+    readers = [box for box in boxes.values() if not isinstance(box.node.operation, TracedJoin)]
     return rendered(
         "graph.svg",
         name=graph.name,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.usage import usage_facts
-from sgl_vllm.lang.views.picture import Branch, Picture, Piece, Slice, join_line
+from sgl_vllm.lang.views.picture import DrawnBranch, Picture, Piece, Slice, join_line
 from sgl_vllm.lang.views.svg import MAX_LANES, fork_tree_svg_of
 from sgl_vllm.pages import rendered
 
@@ -121,7 +121,7 @@ def _source_of(media: Media) -> str | None:
     return media.url if media.url.startswith(allowed) else None
 
 
-def _is_open(branch: Branch, among: tuple[Branch, ...]) -> bool:
+def _is_open(branch: DrawnBranch, among: tuple[DrawnBranch, ...]) -> bool:
     if branch.status == "discarded":
         return False
     return len(among) <= MAX_OPEN_BRANCHES or branch.status in ("failed", "running")

@@ -50,7 +50,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Turn:
+class DrawnTurn:
     """Pieces of one turn; `role` is None for plain text. If `is_continued`, the turn began before
     the block above it."""
 
@@ -60,14 +60,14 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Fork:
+class DrawnFork:
     """The branches that were forked here."""
 
-    branches: tuple[Branch, ...]
+    branches: tuple[DrawnBranch, ...]
 
 
 @dataclass(frozen=True)
-class Join:
+class DrawnJoin:
     """The branches `labels` were joined here: into lists, the variables `names`, or, if `as_text`,
     by appending their texts."""
 
@@ -76,11 +76,11 @@ class Join:
     as_text: bool
 
 
-Block: TypeAlias = Turn | Fork | Join
+DrawnBlock: TypeAlias = DrawnTurn | DrawnFork | DrawnJoin
 
 
 @dataclass(frozen=True)
-class Branch:
+class DrawnBranch:
     """A branch's own part of a prompt: all of it for the root, else what it wrote since the fork.
 
     `busy` names the running operation and `error` says what ended the branch. `num_deeper`
@@ -89,7 +89,7 @@ class Branch:
 
     label: str
     status: Status
-    blocks: tuple[Block, ...]
+    blocks: tuple[DrawnBlock, ...]
     num_chars: int
     busy: str | None = None
     error: str | None = None
@@ -99,12 +99,12 @@ class Branch:
     def pieces(self) -> Iterable[Piece]:
         """The pieces of the branch itself."""
         for block in self.blocks:
-            if isinstance(block, Turn):
+            if isinstance(block, DrawnTurn):
                 yield from block.pieces
 
     @property
-    def forks(self) -> list[Fork]:
-        return [block for block in self.blocks if isinstance(block, Fork)]
+    def forks(self) -> list[DrawnFork]:
+        return [block for block in self.blocks if isinstance(block, DrawnFork)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Picture:
     to the end of the last request or tool that it waited for. None if it waited for none.
     """
 
-    root: Branch
+    root: DrawnBranch
     usage: Usage
     failure: str | None = None
     program: str = ""
@@ -131,7 +131,7 @@ class Picture:
         return "running" if is_running else self.root.status
 
     @property
-    def all_branches(self) -> list[Branch]:
+    def all_branches(self) -> list[DrawnBranch]:
         """The root first, and every branch before its own branches."""
         found, waiting = [], [self.root]
         while waiting:
@@ -144,7 +144,7 @@ class Picture:
 # --- what every drawing shows --------------------------------------------------------------------
 
 
-def join_line(join: Join) -> str:
+def join_line(join: DrawnJoin) -> str:
     """A join in words."""
     branches = f"{len(join.labels)} branches" if len(join.labels) != 1 else "one branch"
     what = "their texts" if join.as_text else ", ".join(join.names)

@@ -16,7 +16,7 @@ import hashlib
 from dataclasses import dataclass, field
 from math import sqrt
 
-from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn
+from sgl_vllm.lang.views.picture import DrawnBranch, DrawnFork, DrawnJoin, DrawnTurn, Picture, Piece
 from sgl_vllm.pages import rendered, visible
 
 MAX_LANES = 64
@@ -78,7 +78,7 @@ def fork_tree_svg_of(picture: Picture) -> str:
 
 
 def _draw_branch(
-    sheet: _Sheet, branch: Branch, x: float, from_wire: tuple[float, int] | None
+    sheet: _Sheet, branch: DrawnBranch, x: float, from_wire: tuple[float, int] | None
 ) -> tuple[float, int]:
     """Draw a branch and its own branches, starting at `x`. Returns where its lane ends, and the
     lane's number."""
@@ -92,12 +92,12 @@ def _draw_branch(
     begin, ends = x, dict[str, tuple[float, int]]()
     for block in branch.blocks:
         match block:
-            case Turn(role, pieces):
+            case DrawnTurn(role, pieces):
                 for piece in pieces:
                     shape = _block_of(piece, role, x, y, pale)
                     sheet.shapes.append(shape)
                     x += shape.width + 2
-            case Fork(branches):
+            case DrawnFork(branches):
                 for child in branches[:MAX_LANES]:
                     ends[child.label] = _draw_branch(sheet, child, x + _GAP, (x, lane))
                 if len(branches) > MAX_LANES:
@@ -107,7 +107,7 @@ def _draw_branch(
                         _Shape(pale, x + _GAP, y_more, words=more, words_kind="more")
                     )
                 x += 6
-            case Join(labels):
+            case DrawnJoin(labels):
                 back = [ends[label] for label in labels if label in ends]
                 x = max([x, *(end for end, _ in back)]) + _GAP
                 sheet.wires += [_Shape(pale, path=_wire(end, (x, lane))) for end in back]

@@ -19,7 +19,15 @@ from rich.text import Text
 from rich.tree import Tree
 
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
-from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, join_line
+from sgl_vllm.lang.views.picture import (
+    DrawnBranch,
+    DrawnFork,
+    DrawnJoin,
+    DrawnTurn,
+    Picture,
+    Piece,
+    join_line,
+)
 from sgl_vllm.lang.views.svg import MAX_LANES
 from sgl_vllm.pages import visible
 
@@ -55,19 +63,19 @@ class _Drawing:
         self._has_color = has_color
         self.shows_cached = False
 
-    def content_of(self, branch: Branch) -> Iterable[RenderableType]:
+    def content_of(self, branch: DrawnBranch) -> Iterable[RenderableType]:
         """A branch's blocks and status, one below the other."""
         for block in branch.blocks:
             match block:
-                case Turn(role, pieces, is_continued):
+                case DrawnTurn(role, pieces, is_continued):
                     if role is None:
                         yield self._text(pieces)
                         continue
                     yield Text(f"{role}{' (continued)' * is_continued}:", "bold")
                     yield Padding(self._text(pieces), (0, 0, 0, 2), expand=False)
-                case Fork():
+                case DrawnFork():
                     yield self._fork(block)
-                case Join():
+                case DrawnJoin():
                     yield Text(visible(join_line(block)), "dim")
         if branch.num_deeper:
             yield Text(f"{branch.num_deeper:,} branches below", "dim")
@@ -79,7 +87,7 @@ class _Drawing:
     def error(self, message: str) -> Text:
         return Text(f"✗ {visible(message)}", "bold red")
 
-    def _fork(self, fork: Fork) -> Tree:
+    def _fork(self, fork: DrawnFork) -> Tree:
         tree = Tree(Text(f"fork of {len(fork.branches)}", "dim"), guide_style="dim")
         for branch in fork.branches[:MAX_LANES]:
             status = f"{branch.status}, {branch.num_chars:,} characters"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.tracing.nodes import Join
+from sgl_vllm.lang.tracing.nodes import TracedJoin
 
 
 @sgl.function
@@ -33,7 +33,7 @@ def test_the_picture_is_well_formed_and_escapes_what_programs_say(tmp_path):
     boxes = [e for e in root.iter() if e.tag.endswith("rect") and e.get("rx")]
     assert len(boxes) == len(graph.nodes)
     curves = [e for e in root.iter() if e.get("class") == "edge"]
-    reads = [len(n.reads) for n in graph.nodes if not isinstance(n.operation, Join)]
+    reads = [len(n.reads) for n in graph.nodes if not isinstance(n.operation, TracedJoin)]
     assert len(curves) == sum(reads)
     places = [tuple(int(e.attrib[k]) for k in ("x", "y", "width", "height")) for e in boxes]
     width, height = int(root.attrib["width"]), int(root.attrib["height"])

@@ -22,7 +22,7 @@ from sgl_vllm.lang.transcript import Timing
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import MAX_BARS, duration, fragment_of
-from sgl_vllm.lang.views.picture import Branch, Fork, Picture, Piece, Turn
+from sgl_vllm.lang.views.picture import DrawnBranch, DrawnFork, DrawnTurn, Picture, Piece
 from tests.unit.lang.parsed_html import Parsed, slices
 from tests.unit.lang.scripted import ScriptedBackend
 from tests.unit.lang.test_view import printed, ran, two_endings, weather, writing
@@ -70,14 +70,14 @@ def test_timings_are_the_longest_in_their_order_each_of_them_once() -> None:
     pieces = tuple(
         Piece("gen", (), f"g{n}", timing=Timing(n, n + 1 + n % 7)) for n in range(MAX_BARS + 6)
     )
-    many = Picture(Branch("", "done", (Turn(None, pieces),), 0), Usage(), elapsed_s=80)
+    many = Picture(DrawnBranch("", "done", (DrawnTurn(None, pieces),), 0), Usage(), elapsed_s=80)
     shortest = [n for n in range(MAX_BARS + 6) if n % 7 == 0][-6:]
     assert times_of(many) == [f"g{n}" for n in range(MAX_BARS + 6) if n not in shortest]
     assert "and 6 shorter ones" in fragment_of(many) and "done in 80.0 s" in fragment_of(many)
 
     root = ran(two_endings)._picture().root
     (fork,) = root.forks  # the prompt may go on as one of its branches
-    continued = Turn(None, tuple(fork.branches[1].pieces))
+    continued = DrawnTurn(None, tuple(fork.branches[1].pieces))
     picture = Picture(replace(root, blocks=(*root.blocks, continued)), Usage())
     assert sorted(times_of(picture)) == ["ending fork[0]", "ending fork[1]", "last", "story"]
     assert not Parsed(ran(writing("constant"))._repr_html_()).of_class("sgl-timings")
@@ -117,7 +117,7 @@ def test_every_moment_of_a_run_can_be_drawn() -> None:
     assert len(set(lengths)) > 10
     assert lengths == sorted(lengths)
     root = state._picture().root
-    assert sum(isinstance(block, Fork) for block in root.blocks) == 12
+    assert sum(isinstance(block, DrawnFork) for block in root.blocks) == 12
     assert "".join(piece.text for piece in root.pieces) == state.text()
 
 

@@ -19,7 +19,7 @@ from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, MediaAnswer, 
 from sgl_vllm.lang.ir import Show
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
-from sgl_vllm.lang.views.picture import Fork, Join, Turn
+from sgl_vllm.lang.views.picture import DrawnFork, DrawnJoin, DrawnTurn
 from sgl_vllm.pages import visible
 from tests.unit.lang.parsed_html import Parsed, slices
 from tests.unit.lang.scripted import ScriptedBackend
@@ -233,11 +233,12 @@ def test_any_text_is_shown_character_for_character(texts: list[str]) -> None:
 def test_branches_stand_where_they_were_forked_and_joins_after_them() -> None:
     state = ran(two_endings)
     first, fork, join, rest = state._picture().root.blocks
-    assert isinstance(first, Turn) and isinstance(fork, Fork) and isinstance(rest, Turn)
+    assert isinstance(fork, DrawnFork)
+    assert isinstance(first, DrawnTurn) and isinstance(rest, DrawnTurn)
     assert [branch.label for branch in fork.branches] == ["fork[0]", "fork[1]"]
     titles = [next(iter(branch.pieces)).text for branch in fork.branches]
     assert titles == [" Title:", " Moral:"]
-    assert join == Join(("fork[0]", "fork[1]"), ("ending",), as_text=False)
+    assert join == DrawnJoin(("fork[0]", "fork[1]"), ("ending",), as_text=False)
     assert rest.pieces[0].text == " The end"
     branches = Parsed(state._repr_html_()).of_class("sgl-branch")
     assert all("open" in branch.attributes for branch in branches)
