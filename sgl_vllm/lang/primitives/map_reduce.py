@@ -90,10 +90,12 @@ async def _ask_each(
     slots = asyncio.Semaphore(at_once)
 
     async def ask(branch: AsyncProgramState, text: str) -> str:
-        async with slots:
-            expr, names = answer_of(kind, question(text))
-            branch += expr
-            return (await variables_of(branch, names))[names[-1]].text
+        await slots.acquire()
+        expr, names = answer_of(kind, question(text))
+        branch += expr
+        answer = (await variables_of(branch, names))[names[-1]].text
+        slots.release()  # not after an error: the next question would begin before it is canceled
+        return answer
 
     forks = s.fork(len(texts))
     asking = [asyncio.create_task(ask(*pair)) for pair in zip(forks, texts, strict=True)]
