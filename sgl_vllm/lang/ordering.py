@@ -18,7 +18,7 @@ from sgl_vllm.lang.ir import AnyOrder, Expr, Text
 from sgl_vllm.lang.planning import SegmentId, SharedOrders
 from sgl_vllm.lang.prompts import ChatPrompt, Message
 from sgl_vllm.lang.settings import global_config
-from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
+from sgl_vllm.lang.transcript import WARM_MIN_CHARS, Order, OrderSource, Transcript
 from sgl_vllm.protocol.segments import canonical_rank, digest_of
 
 PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]]
@@ -185,7 +185,7 @@ async def _cached(
 ) -> list[SegmentId]:
     """Segments that the server has after the prompt in this order, most of them first."""
     prompt, num_chars = transcript.prompt(), sum(len(texts[i]) for i in number_of.values())
-    if not global_config.enable_match_for_any_order or num_chars < HINT_MIN_CHARS:
+    if not global_config.enable_match_for_any_order or num_chars < WARM_MIN_CHARS:
         return []
     if isinstance(prompt, ChatPrompt) and (prompt.media or transcript.role is None):
         return []

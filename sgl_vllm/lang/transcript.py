@@ -16,7 +16,7 @@ from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.prompts import ChatPrompt, Content, Message, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
 
-HINT_MIN_CHARS = 64
+WARM_MIN_CHARS = 64
 """How much of a prefix the server must not have seen yet for a hint to be worth its request. Below
 that (about 16 tokens), the round trip costs more than the branches save."""
 
@@ -335,4 +335,4 @@ class Transcript:
     def is_worth_warming(self) -> bool:
         """Whether to send the prompt ahead. Not where that would compute exactly what may be
         reused approximately."""
-        return len(self.text) - self.seen_chars >= HINT_MIN_CHARS and not self.reusable
+        return len(self.text) - self.seen_chars >= WARM_MIN_CHARS and not self.reusable

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.openai_api import read_usage
 from sgl_vllm.lang.ir import parts_of
-from sgl_vllm.lang.transcript import HINT_MIN_CHARS
+from sgl_vllm.lang.transcript import WARM_MIN_CHARS
 from tests.unit.lang.conftest import LONG
 from tests.unit.lang.scripted import ScriptedBackend
 
-assert len(LONG) >= HINT_MIN_CHARS
+assert len(LONG) >= WARM_MIN_CHARS
 
 pytestmark = pytest.mark.usefixtures("backend")
 
