@@ -10,17 +10,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias  # Any: what a future has is not used
+from typing import Any, Protocol, TypeAlias  # Any: what a future has is not used
 
+from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Block, Computed, Expr, Tool, names_read
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.lang.waiting import Blocker, RunningTool
 
-if TYPE_CHECKING:
-    from sgl_vllm.lang.stream import Stream
-
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 """The variables that an operation reads when it runs."""
+
+
+class Branch(Protocol):
+    """A stream, as the operations and the run know it: a stream imports both."""
+
+    where: str
+    forked_at: int
+    is_of_block: bool
+
+    @property
+    def is_idle(self) -> bool: ...
+    @property
+    def error(self) -> ProgramError | None: ...
+    @property
+    def variables(self) -> Needed: ...
+    def begin(self, parent_execution: Any) -> None: ...  # Any: an `Execution`
+    def read(self) -> Future[Transcript]: ...
+    def fail(self, error: ProgramError) -> None: ...
+    def cancel(self) -> None: ...
+    def all_changed(self) -> None: ...
 
 
 def needed_by(expr: Expr, variables: Needed) -> Needed:
@@ -66,7 +84,7 @@ class Read:
 class Fork:
     """Start the branches `children`."""
 
-    children: tuple[Stream, ...]
+    children: tuple[Branch, ...]
 
     def __str__(self) -> str:
         return f"fork({len(self.children)})"
@@ -78,7 +96,7 @@ class Gather:
 
     name: str
     futures: tuple[Future[Variable], ...]
-    branches: tuple[Stream, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
     def __str__(self) -> str:
         return f"join of {self.name!r}"
@@ -88,7 +106,7 @@ class Gather:
 class AppendTexts:
     """Wait for branches and append what each wrote after the fork."""
 
-    branches: tuple[tuple[Stream, Future[Transcript]], ...]
+    branches: tuple[tuple[Branch, Future[Transcript]], ...]
 
     def __str__(self) -> str:
         return "join"
@@ -98,7 +116,7 @@ class AppendTexts:
 class Continue:
     """Wait for a branch, and go on with the prompt as it has written it."""
 
-    branch: Stream
+    branch: Branch
     read: Future[Transcript]
 
     def __str__(self) -> str:
@@ -146,5 +164,5 @@ class JoinRecord:
     joined by the variable `name` or, if that is None, by their texts."""
 
     num_spans: int
-    branches: tuple[Stream, ...]
+    branches: tuple[Branch, ...]
     name: str | None

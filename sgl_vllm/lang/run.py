@@ -16,18 +16,16 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, result_of
+from sgl_vllm.lang.operations import Branch
 from sgl_vllm.lang.ordering import PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.stream import Stream
 
 T = TypeVar("T")
 
@@ -67,7 +65,7 @@ class Run:
         self.lookahead = Lookahead(self.program, ended_prompts)
         self.usage = Usage()
         self._began_s = time.monotonic()
-        self.streams: list[Stream] = []
+        self.streams: list[Branch] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""
