@@ -127,4 +127,4 @@ def test_search_finds_jump_forward(page) -> None:
     page.goto(f"{__version__}/search.html?q=jump-forward")
     found = page.locator("#search-results a", has_text="Jump-forward")
     found.first.click()
-    expect(page.locator("h1")).to_contain_text("Jump-forward")
+    expect(page.locator("h1")).to_contain_text("jump-forward")

@@ -48,7 +48,7 @@ def feature(modality: str) -> list[MultiModalFeatureSpec]:
     [
         ({}, {}, True, True),
         ({"prompt_logprobs": 0}, {}, True, False),
-        ({"repetition_detection": object()}, {}, True, False),
+        ({"repetition_detection": "on"}, {}, True, False),
         ({"stop": ["x"]}, {}, True, True),
         # Where the frontend keeps what comes after a stop string.
         ({"stop": ["x"]}, {"drops_after_stop": False}, False, False),
