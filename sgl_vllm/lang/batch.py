@@ -120,9 +120,9 @@ class Batch:
         """
         if len(self.items) < 2 or not global_config.enable_precache_with_tracing:
             return
-        prefix = await self._in_thread(self._trace)
-        if prefix.is_worth_warming:
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # such as "can't start new thread"
+            prefix = await self._in_thread(self._trace)
+            if prefix.is_worth_warming:
                 warming = self.backend.warm(prefix.prompt())
                 await asyncio.wait_for(warming, self.timeout_s)
                 self._seen_chars = len(prefix.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -116,6 +117,16 @@ def test_a_run_that_was_in_time_can_go_on_after_it():
     asyncio.run(asyncio.sleep(0.6))
     state += sgl.gen("c")
     assert state["c"]
+
+
+@pytest.mark.timeout(20)
+def test_a_batch_for_which_no_thread_starts_ends_with_that_error(monkeypatch):
+    def submit(self: ThreadPoolExecutor, *args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    errors = plain.run_batch([("x",), ("y",)], return_errors=True)
+    assert [str(error) for error in errors] == ["can't start new thread"] * 2
 
 
 @pytest.mark.parametrize(
