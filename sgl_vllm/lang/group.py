@@ -133,7 +133,7 @@ class ProgramGroup(Shown, Generic[StateT]):
     async def _first_async(self, predicate: Callable[[StateT], object]) -> StateT | None:
         reads = self._reads()
         left = {asyncio.wrap_future(read): read for read in reads}
-        for wrapped in left:  # otherwise asyncio logs errors of cancelled branches as unread
+        for wrapped in left:  # otherwise asyncio logs errors of canceled branches as unread
             wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         while left:
             with waiting(*left.values()):

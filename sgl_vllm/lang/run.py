@@ -129,7 +129,7 @@ class Run:
                 if not error.is_handled or self.cancel_reason is not None:
                     raise
 
-    # --- cancelling ----------------------------------------------------------------------------
+    # --- canceling -----------------------------------------------------------------------------
 
     def cancel(self, reason: Exception | None = None) -> None:
         """Cancel the requests in flight, and fail every operation queued or submitted later."""
@@ -186,7 +186,7 @@ class Run:
     async def call_function(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await the program's own function, on any event loop, until the run is canceled.
 
-        Cancelling the run interrupts the function. The error raised is then that of the operation
+        Canceling the run interrupts the function. The error raised is then that of the operation
         that was canceled, or else a ProgramError for the function itself.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -215,7 +215,7 @@ class Run:
         except asyncio.CancelledError as error:
             take_back()
             if task.cancelling() > num_cancelled:
-                raise  # cancelled from outside, not by this run
+                raise  # canceled from outside, not by this run
             if self.cancel_reason is None:
                 raise ProgramError("the program's function", "", error) from error
             await result_of(self.background.start(asyncio.sleep(0)))  # the streams have failed now

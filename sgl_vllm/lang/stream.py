@@ -13,9 +13,10 @@ How a program runs::
     the function returns            run.py        Run.all_ended: a Read in each queue, and a wait
                                                   for all of them
 
-Nothing above runs anything: what submits returns at once. A stream that has
-something to do has one task on the language's event loop (`loop.py`). Its `_drain` takes operation
-after operation from the queue (`operation_queue.py`), has it executed, and resolves its future:
+None of these calls runs an operation itself, and those that submit one return at once. A stream
+that has something to do has one task on the language's event loop (`loop.py`). Its `_drain` takes
+operation after operation from the queue (`operation_queue.py`), has it executed, and resolves its
+future:
 
     Text, turns       a new transcript (`execution.py`; values in `transcript.py`)
     Gen, Select       a request to the backend (`generation.py`), whose answer joins the transcript

@@ -106,7 +106,7 @@ class Replay:
 
 
 def _common_prefix(one: bytes, other: bytes) -> int:
-    """Tokens that both begin with. Cost: O(log length) comparisons of bytes."""
+    """The length of the common prefix, in tokens. Cost: O(log length) comparisons of bytes."""
     low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
     while low < high:
         middle = (low + high + 1) // 2

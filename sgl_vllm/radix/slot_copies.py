@@ -54,8 +54,8 @@ def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int
 
 
 def copy_whole_blocks(worker: Worker) -> None:
-    """Make a worker copy whole blocks where KV-cache groups share memory. Called in its process,
-    when its KV cache exists. All its layers' caches have the same number of blocks.
+    """Make a worker copy whole blocks where KV-cache groups share memory. Runs in the worker's
+    process, once its KV cache exists. All its layers' caches have the same number of blocks.
 
     A layer of one group can begin at the same address as a layer of another, as a block id belongs
     to one group at a time. Their pages may hold a different number of bytes:

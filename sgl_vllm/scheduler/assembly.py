@@ -103,8 +103,9 @@ class Parts:
         return found
 
     def _hooks(self) -> Iterator[StepHooks]:
-        """A jump may free what the queue's order depends on. Traces and reports tell of all that
-        came before them after a pass, and approximate reuse adds to reports."""
+        """The order before a pass; after it, the order is reversed. Jumps come before the queue,
+        because a jump may free blocks that the queue's order depends on. After a pass, reports come
+        before approximate reuse, which adds to them, and traces come last, to see everything."""
         for part in (
             *(self.traces, self.radix, self.programs, self.approximate, self.refusals),
             *(self.reports, self.jump, self.queue, self.tiers, self.select),

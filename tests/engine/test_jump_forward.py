@@ -166,7 +166,7 @@ def certain(sample: Any) -> list[bool] | None:
 
 
 def mixed(engine: Engine) -> list[Any]:
-    """What many kinds of structured requests get that run together."""
+    """The answers to structured requests of many kinds that run together."""
     rng = random.Random(3)
     asks = [
         ask(engine, words(length, seed=length), regex=CHOICES, **options)

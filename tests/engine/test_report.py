@@ -116,7 +116,8 @@ def test_exact_jumps_over_grammars_of_stock_are_reported_too(engine):
 
 @pytest.mark.parametrize("engine", ["canonical"], indirect=True)
 def test_a_report_says_where_its_prompt_left_the_cache(engine):
-    """Also one with text forced at its start, which enters before the prompt is computed."""
+    """That includes a request with text forced at its start, which enters before its prompt is
+    computed."""
     first = words(100)
     engine.run([Ask(first, greedy(1))])
     grammar = StructuredOutputsParams(regex=CARD)

@@ -153,7 +153,7 @@ def picture(seed: int) -> bytes:
 
 
 def mean_logprob(client: openai.OpenAI, image: bytes, choice: str) -> float:
-    """Of the choice's tokens, from all log-probabilities of a chat that ends with it."""
+    """The mean over the choice's tokens, from the log-probabilities of a chat that ends with it."""
     model = client.models.list().data[0].id
 
     def tokens_of(answer: str) -> list[tuple[str, float]]:

@@ -1,5 +1,5 @@
-"""What takes minutes: comparisons of two servers the whole way through, hostile clients, and the
-newest supported vLLM."""
+"""Tests that take minutes: complete comparisons of two servers, hostile clients, and the newest
+supported vLLM."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.arms import percentile
 from sgl_vllm.server_process import VllmServer
 from tools.attack import target
 from tools.attack.client import MAX_ANSWER_S, cut_bodies, problem, send_all
@@ -113,7 +114,7 @@ class Figures:
         answered, stops_s, same = self.answered, self.stops_s, self.same_answers
         num_right = sum(not one.error for one in answered)
         slowest = max((one.seconds for one in answered), default=math.inf)
-        idle, attacked = percentile(self.ttft_s["idle"], 99), percentile(self.attacked_s(), 99)
+        idle, attacked = _percentile(self.ttft_s["idle"], 99), _percentile(self.attacked_s(), 99)
         in_time = sum(seconds <= MAX_STOP_S for seconds in stops_s)
         before, after, parts = self.before, self.after, [*self.parts.values()]
         full = "" if self.flushed else ", cache not emptied"
@@ -157,11 +158,9 @@ def _growth(before: int, after: int) -> tuple[str, str, bool]:
     return measured, limit, 0 < after <= before + MAX_GROWTH_BYTES
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of `values` do not exceed; infinite for none."""
-    if not values:
-        return math.inf
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """As `percentile`; infinite for no values, which is within no limit."""
+    return percentile(values, percent) if values else math.inf
 
 
 # -- the attack
@@ -286,7 +285,7 @@ def main() -> int:
         table.add_row(check.name, check.measured, check.limit, mark)
     console.print(table)
     for phase, statuses in figures.by_phase().items():
-        p50, p99 = (1000 * percentile(figures.ttft_s[phase], percent) for percent in (50, 99))
+        p50, p99 = (1000 * _percentile(figures.ttft_s[phase], percent) for percent in (50, 99))
         console.print(f"{phase}: {dict(statuses)}; TTFT p50 {p50:.0f}, p99 {p99:.0f} ms")
     for one in [one for one in figures.answered if one.error][:20]:
         console.print(f"{one.phase}, {one.kind}: {one.error}", markup=False)

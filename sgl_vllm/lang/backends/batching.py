@@ -65,7 +65,7 @@ class _Post:
 
 class _Batch:
     """Posts sent together. `waiting` are those without an answer that a caller still waits for.
-    When the last of them is cancelled, the connection is closed, and the server stops the rest."""
+    When the last of them is canceled, the connection is closed, and the server stops the rest."""
 
     def __init__(self, posts: list[_Post]) -> None:
         self.waiting = dict(enumerate(posts))
@@ -141,7 +141,7 @@ class Batcher:
         `post_one`, whose exceptions are raised. Otherwise raises the client's errors, and
         UnansweredError if there are no retries.
 
-        Cancelling it also stops the request on the server: by closing the connection if no other
+        Canceling it also stops the request on the server: by closing the connection if no other
         caller waits on it, otherwise by an abort. On a server with several API processes, the
         abort may reach the wrong one; the answer is then dropped when it arrives.
         """
@@ -245,7 +245,7 @@ class Batcher:
                     async for _ in lines:
                         pass
 
-    # --- posts that are cancelled ----------------------------------------------------------
+    # --- posts that are canceled -----------------------------------------------------------
 
     def _leave(self, post: _Post) -> None:
         batch = post.batch
@@ -260,7 +260,7 @@ class Batcher:
             asyncio.get_running_loop().call_soon(self._send_aborts, batch)
 
     def _send_aborts(self, batch: _Batch) -> None:
-        """Abort posts cancelled since the last time. If no caller is left, closing the connection
+        """Abort posts canceled since the last time. If no caller is left, closing the connection
         does it."""
         ids, batch.to_abort = batch.to_abort, []
         if ids and batch.waiting:

@@ -291,7 +291,7 @@ class Engine(OnVLLM):
         self, engine: AsyncLLM, rendered: Json, params: SamplingParams, watch: Watch | None = None
     ) -> RequestOutput:
         """The last output of one request. With `watch`, its only text is passed there as it
-        arrives. Cancelling this aborts the request, and so does `watch` if it returns True."""
+        arrives. Canceling this aborts the request, and so does `watch` if it returns True."""
         from vllm.sampling_params import RequestOutputKind
 
         if watch is not None:

@@ -82,7 +82,7 @@ class ServiceBackend(Backend):
         """Raise a failed call's error as a BackendError that says what to do. The error itself is
         its ``__context__``: a traceback through the client says nothing more."""
         errors = self.library()
-        problem, status = "", getattr(error, "status_code", None)
+        status = getattr(error, "status_code", None)
         if self._is_timeout(error):
             problem = (
                 f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "

@@ -32,7 +32,7 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         {"a": ({}, 0), "b": ({}, 50), "c": ({"priority": -1}, 0)},
         "cba",
     ),
-    "preempted requests go first, the last one in front": (
+    "preempted requests go first, the most recent one at the front": (
         "lpm",
         {"a": ({}, 0), "b": ({}, 50), "p": (FIRST, 0), "q": (FIRST, 0)},
         "qpba",
