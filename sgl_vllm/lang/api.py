@@ -21,6 +21,7 @@ from sgl_vllm.lang.constraints import (
     Regex,
     choices_of,
     only_one_of,
+    validated,
 )
 from sgl_vllm.lang.ir import (
     AnyOrder,
@@ -40,7 +41,6 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import GenOptions, sampling_of
-from sgl_vllm.lang.schema_check import checked
 from sgl_vllm.lang.text import filled
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.protocol.request_keys import APPROXIMATE
@@ -121,7 +121,7 @@ def gen(
     if constrained_by is not None:
         constraint, parse = ARGUMENTS[constrained_by](arguments[constrained_by])
         if validate:
-            constraint, parse = checked(constraint, parse)
+            parse = validated(constraint, parse)
     return Gen(name, options, constraint, parse, retries)
 
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar  # Any: a user's JSON schema
 
 from sgl_vllm.lang.text import check_unicode
@@ -53,14 +54,10 @@ JSON_SCHEMA = ConstraintKind("json_schema", "json", "json_schema", is_json=True)
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a generated text must match, entirely: for example a pattern, or a schema as text.
-
-    `looser` allows these texts and others, and is for a server that refuses this one.
-    """
+    """What a generated text must match, entirely: for example a pattern, or a schema as text."""
 
     kind: ConstraintKind
     text: str
-    looser: Constraint | None = None
 
     @property
     def value(self) -> Any:  # whatever JSON the user's schema is
@@ -214,6 +211,48 @@ def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Parser | None]:
         "json_schema must be a dict, a JSON string, or a class: a pydantic model, a dataclass or "
         "a TypedDict"
     )
+
+
+def validated(schema: Constraint, parse: Parser | None) -> Parser:
+    """A reader for ``validate=True``: raises ValueError for text that is not valid against the
+    `schema`, and otherwise returns what `parse` makes of the text, or the text.
+
+    As far as the `jsonschema` package knows them, formats are checked; patterns are Python's;
+    references to other documents are errors. Cost: making the validator, a millisecond or so, once
+    per schema. ValueError for a schema that is not valid itself, ImportError without `jsonschema`.
+    """
+    check = _checker(schema.text)
+
+    def read(text: str) -> object:
+        check(text)
+        return text if parse is None else parse(text)
+
+    return read
+
+
+@lru_cache(maxsize=256)
+def _checker(schema_text: str) -> Callable[[str], None]:
+    try:
+        from jsonschema import exceptions, validators
+        from jsonschema_specifications import REGISTRY
+    except ImportError as error:
+        raise ImportError(
+            "validate=True needs the package jsonschema: pip install 'sgl-vllm[validate]'"
+        ) from error
+    schema = json.loads(schema_text)
+    kind = validators.validator_for(schema, default=validators.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except exceptions.SchemaError as error:
+        raise ValueError(f"json_schema: {error.message} (at {error.json_path})") from None
+    validator = kind(schema, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER)
+
+    def check(text: str) -> None:
+        error = exceptions.best_match(validator.iter_errors(json.loads(text)))
+        if error is not None:
+            raise ValueError(f"{error.message} (at {error.json_path})")
+
+    return check
 
 
 ARGUMENTS: dict[str, Callable[[Any], tuple[Constraint, Parser | None]]] = {

@@ -78,7 +78,6 @@ class Generation:
         self.first = Generated("", "")
         self.usage = Usage()
         self._backend = self.run.backend
-        self._constraint = self.expr.constraint
         self._sampling = self.expr.sampling.over(self.run.defaults)
 
     async def variable(self) -> Variable:
@@ -128,23 +127,16 @@ class Generation:
         request = GenRequest(
             open_prompt(self.transcript, self._backend, "gen"),
             self._sampling,
-            self._constraint,
+            self.expr.constraint,
             self._watch(stop),
             hints,
         )
         try:
             answer = await self._backend.generate(request)
         except BackendError as error:
-            if error.status != 400 or (constraint := request.constraint) is None:
-                raise
-            if constraint.looser is not None:
-                self._constraint = constraint.looser
-                try:
-                    return await self._ask_plainly(hints)
-                except BackendError as second:
-                    if second.status != 400:
-                        raise
-            error.add_note(f"The request's {constraint.kind.name}: {_shortened(constraint.text)}")
+            if error.status == 400 and (constraint := request.constraint) is not None:
+                shown = _shortened(constraint.text)
+                error.add_note(f"The request's {constraint.kind.name}: {shown}")
             raise
         if not stop.patterns:
             return answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import httpx
@@ -130,24 +129,6 @@ def test_a_run_is_told_why_its_prompts_were_not_cached(server):
         missed = sgl.why(state)
         assert cause in missed and sum(missed.values()) == spent.computed_prompt_tokens
     assert "the prompt differs from what is cached" in sgl.to_html(state)
-
-
-DIFFERENT = {"type": "array", "items": {"enum": ["ab", "cd"]}, "uniqueItems": True}
-"""vLLM leaves this to guidance, which does not support `uniqueItems`."""
-
-
-@sgl.function
-def words(s, **options):
-    s += "Words as JSON: " + sgl.gen("words", max_tokens=60, json_schema=DIFFERENT, **options)
-
-
-def test_a_schema_that_is_refused_is_met_all_the_same_by_checking(stock, plugin):
-    for backend in (stock, plugin):
-        with pytest.raises(sgl.ProgramError, match="400"):
-            words.run(backend=backend)
-        state = words.run(backend=backend, temperature=1, validate=True, retries=40)
-        found = json.loads(state["words"])
-        assert len({*found}) == len(found)
 
 
 def test_each_server_says_what_it_is(server, stock, plugin):

@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 
 import pytest
 import typing_extensions
+from fastapi.responses import JSONResponse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -283,3 +284,60 @@ def test_a_new_kind_is_refused_by_name_where_the_service_does_not_have_it():
     for backend in (sgl.OpenAI("gpt-4o", api_key="x"), sgl.Anthropic("claude-x", api_key="x")):
         with pytest.raises(sgl.ProgramError, match=r"grammar is not supported .*use json_schema"):
             greets.run(backend=backend)
+
+
+# --- validate=True -------------------------------------------------------------------------------
+
+TAGS = {
+    "type": "object",
+    "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+    "required": ["tags"],
+}
+TWICE, ONCE = '{"tags": ["a", "a"]}', '{"tags": ["a", "b"]}'
+
+
+def replies(server, *texts):
+    left = iter(texts)
+    server.reply = lambda prompt: next(left)
+
+
+def test_invalid_text_is_generated_again(server):
+    replies(server, TWICE, TWICE, ONCE)
+    state = run(sgl.gen("v", json_schema=TAGS, validate=True, retries=2))
+    assert state["v"] == ONCE
+    assert state.usage.calls == 3
+    assert [body["structured_outputs"]["json"] for body in server.calls] == [TAGS] * 3
+    replies(server, TWICE, TWICE)
+    assert run(sgl.gen("v", json_schema=TAGS, retries=2))["v"] == TWICE  # the server is trusted
+    with pytest.raises(sgl.ProgramError, match=r"has non-unique elements \(at \$\.tags\)"):
+        run(sgl.gen("v", json_schema=TAGS, validate=True))
+
+
+def test_every_one_of_several_texts_is_checked_and_then_read(server):
+    class Tags(BaseModel):
+        tags: set[str]
+
+    replies(server, ONCE, TWICE, ONCE, ONCE)
+    state = run(sgl.gen("v", json_schema=Tags, validate=True, retries=1, n=2))
+    assert state["v"] == [Tags(tags={"a", "b"})] * 2
+
+
+def test_what_is_wrong_in_the_program_is_an_error_where_it_is_written():
+    with pytest.raises(ValueError, match="validate needs json_schema"):
+        sgl.gen("v", regex="a", validate=True)
+    with pytest.raises(ValueError, match=r"json_schema: 'strin' is not valid .*\(at \$\.type\)"):
+        sgl.gen("v", json_schema={"type": "strin"}, validate=True)
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(ImportError, match=r"pip install 'sgl-vllm\[validate\]'"):
+        sgl.gen("v", json_schema={"type": "array", "minItems": 3}, validate=True)
+
+
+def test_a_refused_constraint_is_shown_with_the_reason_of_the_server(server):
+    server.fault = lambda path, body: JSONResponse({"error": {"message": "no such keyword"}}, 400)
+    with pytest.raises(sgl.ProgramError, match="no such keyword") as caught:
+        run(sgl.gen("v", json_schema=TAGS))
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__notes__ == [f"The request's json_schema: {json.dumps(TAGS)}"]

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest
-from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.steps import generations_of
 from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph
-from tests.unit.lang.test_lookahead import Listener, Sent, look
+from tests.unit.lang.test_lookahead import Listener, look
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -166,26 +164,6 @@ def test_each_attempt_names_its_step_and_the_last_says_what_follows(listener: Li
     assert [one.step.index for one in listener.hints if one.step is not None] == [0, 0, 1]
     assert [one.next_tool for one in listener.hints] == [None, "look", None]
     assert [one.graph is not None for one in listener.hints] == [True, False, False]
-
-
-def test_the_graph_is_sent_again_with_a_format_that_the_server_takes() -> None:
-    class Refusing(Listener):
-        async def generate(self, request: GenRequest) -> GenAnswer:
-            if not self.sent:
-                self.sent.append(Sent("gen", "", request.hints()))
-                raise BackendError("no such format", status=400)
-            return await super().generate(request)
-
-    backend = Refusing(lambda prompt: "")
-
-    @sgl.function
-    def program(s: Any) -> None:
-        s += "a" + sgl.gen("x", json_schema=AN_A, validate=True) + sgl.gen("y")
-
-    backend.answers = iter(['"a"', "text"])
-    program.compile().run(backend=backend)
-    first, second, third = backend.hints
-    assert first == second and first.graph is not None and third.graph is None
 
 
 def test_nothing_is_sent_if_hints_are_off(
