@@ -58,12 +58,12 @@ class Options:
     return_errors: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], base: Sampling = DEFAULT_SAMPLING) -> Self:
-        """Those given by keyword, over the sampling options `base`."""
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Those given by keyword, over the default sampling options."""
         names = SamplingDefaults.__annotations__
         sampling = sampling_of({name: given[name] for name in given if name in names})
         others = {name: given[name] for name in given if name not in names}
-        return cls(sampling.over(base), **others)
+        return cls(sampling.over(DEFAULT_SAMPLING), **others)
 
 
 class Takes(Generic[P]):

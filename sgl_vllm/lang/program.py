@@ -59,7 +59,7 @@ class Program(Runnable[P, R]):
         """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
         take the program's own arguments alone, and type checkers check all of both."""
         refuse_unknown("with_options", options, RUN_OPTIONS)
-        return ProgramWithOptions(self, Options.of(options, self.default_sampling))
+        return ProgramWithOptions(self, Options.of(options))
 
     def trace(self, /, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         """The program as a graph: what it appends, forks and joins, and which operations use which

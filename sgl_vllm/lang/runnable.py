@@ -22,7 +22,6 @@ from sgl_vllm.lang.keywords import refuse_unknown
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.options import BatchOptions, Options, P, RunOptions, Takes, called_with_options
 from sgl_vllm.lang.ordering import PlannedOrders
-from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.tracing.errors import is_tracing, stop
@@ -41,8 +40,6 @@ class Runnable(Takes[P], Generic[P, R]):
 
     state_class: type[ProgramState] = ProgramState
     """What a plain function gets as `s`."""
-    default_sampling = DEFAULT_SAMPLING
-    """What `gen` inherits where a run gives nothing. `sgl_vllm.sglang` has its own."""
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class Runnable(Takes[P], Generic[P, R]):
                     f"give the argument by position, or with bind({name}=...)"
                 )
         options = {name: value for name, value in given.items() if name in RUN_OPTIONS}
-        return Options.of(options, self.default_sampling), names
+        return Options.of(options), names
 
     @abstractmethod
     def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
@@ -282,7 +279,7 @@ class Runnable(Takes[P], Generic[P, R]):
         _refuse_in_a_trace()
         where = f"; put arguments of {_shown(self.func)} into the items, or fix them with bind()"
         refuse_unknown("run_batch", given, BatchOptions.__annotations__, where)
-        options = Options.of(given, self.default_sampling)
+        options = Options.of(given)
         if options.num_threads != "auto" and options.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1 or 'auto', not {options.num_threads}")
         return options, Batch(

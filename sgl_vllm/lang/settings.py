@@ -36,9 +36,10 @@ class GlobalConfig:
 global_config = GlobalConfig()
 
 
-def set_default_backend(backend: Backend) -> None:
+def set_default_backend(backend: Backend | BackendHandle) -> None:
     """Use `backend` for every run without a `backend` of its own."""
-    global_config.default_backend = _checked(backend)
+    _checked(backend)
+    global_config.default_backend = backend
 
 
 def chosen_backend(backend: Backend | BackendHandle | None) -> Backend:
@@ -50,10 +51,12 @@ def chosen_backend(backend: Backend | BackendHandle | None) -> Backend:
             "no backend: call set_default_backend(VLLM('http://127.0.0.1:8000')) first, or pass "
             "backend=..."
         )
-    return _checked(chosen.backend if isinstance(chosen, BackendHandle) else chosen)
+    return _checked(chosen)
 
 
 def _checked(backend: object) -> Backend:
+    if isinstance(backend, BackendHandle):
+        return backend.backend
     if not isinstance(backend, Backend):
         is_url = isinstance(backend, str) and backend.startswith("http")
         example = f"VLLM({backend!r})" if is_url else "VLLM('http://127.0.0.1:8000')"

@@ -6,83 +6,50 @@ It has SGLang's names, argument spellings, submodules and meanings. The language
 Owns the table of SGLang's modules. What the names stand for is in the modules beside this one.
 """
 
-import importlib
-import importlib.machinery
-import sys
-import types
-from collections.abc import Mapping
-from typing import Any  # Any: the values of modules
+import sys as _sys
+from importlib import import_module as _import
+from types import ModuleType as _ModuleType
 
-from sgl_vllm.lang.api import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    separate_reasoning,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-)
-from sgl_vllm.lang.media_api import image, video
-from sgl_vllm.lang.settings import global_config
-from sgl_vllm.sglang.backends import Runtime, RuntimeEndpoint
+from sgl_vllm.lang.api import assistant as assistant
+from sgl_vllm.lang.api import assistant_begin as assistant_begin
+from sgl_vllm.lang.api import assistant_end as assistant_end
+from sgl_vllm.lang.api import separate_reasoning as separate_reasoning
+from sgl_vllm.lang.api import system as system
+from sgl_vllm.lang.api import system_begin as system_begin
+from sgl_vllm.lang.api import system_end as system_end
+from sgl_vllm.lang.api import user as user
+from sgl_vllm.lang.api import user_begin as user_begin
+from sgl_vllm.lang.api import user_end as user_end
+from sgl_vllm.lang.media_api import image as image
+from sgl_vllm.lang.media_api import video as video
+from sgl_vllm.lang.settings import global_config as global_config
+from sgl_vllm.lang.settings import set_default_backend as set_default_backend
+from sgl_vllm.sglang.backends import Runtime as Runtime
+from sgl_vllm.sglang.backends import RuntimeEndpoint as RuntimeEndpoint
+from sgl_vllm.sglang.choices import greedy_token_selection as greedy_token_selection
+from sgl_vllm.sglang.choices import token_length_normalized as token_length_normalized
 from sgl_vllm.sglang.choices import (
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
+    unconditional_likelihood_normalized as unconditional_likelihood_normalized,
 )
-from sgl_vllm.sglang.functions import (
-    flush_cache,
-    function,
-    gen,
-    gen_int,
-    gen_string,
-    get_server_info,
-    select,
-    set_default_backend,
-)
-from sgl_vllm.sglang.services import Anthropic, LiteLLM, OpenAI, VertexAI
-from sgl_vllm.version import __version__
+from sgl_vllm.sglang.functions import flush_cache as flush_cache
+from sgl_vllm.sglang.functions import function as function
+from sgl_vllm.sglang.functions import gen as gen
+from sgl_vllm.sglang.functions import gen_int as gen_int
+from sgl_vllm.sglang.functions import gen_string as gen_string
+from sgl_vllm.sglang.functions import get_server_info as get_server_info
+from sgl_vllm.sglang.functions import select as select
+from sgl_vllm.sglang.services import Anthropic as Anthropic
+from sgl_vllm.sglang.services import LiteLLM as LiteLLM
+from sgl_vllm.sglang.services import OpenAI as OpenAI
+from sgl_vllm.sglang.services import VertexAI as VertexAI
+from sgl_vllm.version import __version__ as __version__
 
-__all__ = [
-    "Anthropic",
-    "LiteLLM",
-    "OpenAI",
-    "Runtime",
-    "RuntimeEndpoint",
-    "VertexAI",
-    "__version__",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "global_config",
-    "greedy_token_selection",
-    "image",
-    "select",
-    "separate_reasoning",
-    "set_default_backend",
-    "system",
-    "system_begin",
-    "system_end",
-    "token_length_normalized",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-    "video",
-]
+__all__ = [name for name, value in globals().items() if name[0] != "_" and callable(value)]
+__all__ += ["__version__", "global_config"]
 
 # SGLang's modules, and what programs import of them: where it is, and its names there. `A=b` is the
 # name A for what is called b there.
-_MODULES = {
+_MODULES: dict[str, dict[str, str]] = {
     "api": {"sglang": " ".join(__all__)},
     "global_config": {"lang.settings": "GlobalConfig global_config"},
     "lang": {},
@@ -101,7 +68,7 @@ _MODULES = {
         "sglang.choices": """ChoicesDecision ChoicesSamplingMethod greedy_token_selection
             token_length_normalized unconditional_likelihood_normalized"""
     },
-    "lang.interpreter": {"sglang.states": "ProgramState ProgramStateGroup StreamExecutor"},
+    "lang.interpreter": {"sglang.states": "ProgramState ProgramStateGroup"},
     "lang.ir": {
         "lang.ir": """SglConstantText=Text SglExpr=Expr SglExprList=ExprList SglGen=Gen
             SglImage=Show SglRoleBegin=RoleBegin SglRoleEnd=RoleEnd SglSelect=Select
@@ -129,41 +96,23 @@ _MODULES = {
 }
 
 
-class _Module(types.ModuleType):
-    """A module of the table, registered as if it had been imported. Its names are found when they
-    are used."""
-
-    def __init__(self, name: str, homes: Mapping[str, str]) -> None:
-        path = f"{__name__}.{name}"
-        super().__init__(path, f"SGLang's `sglang.{name}`.")
-        self.__spec__ = importlib.machinery.ModuleSpec(path, None, is_package=True)
-        self.__path__ = []
-        self.homes = {
-            given: (home, there or given)
-            for home, names in homes.items()
-            for given, _, there in (one.partition("=") for one in names.split())
-        }
-        self.__all__ = sorted(self.homes)
-        sys.modules[path] = self
-        parent, _, last = path.rpartition(".")
-        if parent == __name__:
-            globals().setdefault(last, self)  # `sglang.global_config` is the settings themselves
-        else:
-            sys.modules[parent].add(last, self)
-
-    def add(self, name: str, module: types.ModuleType) -> None:
-        """Make a submodule an attribute."""
-        setattr(self, name, module)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.homes:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        home, there = self.homes[name]
-        return getattr(importlib.import_module(f"sgl_vllm.{home}"), there)
+def _make(name: str, homes: dict[str, str]) -> None:
+    """Register a module of the table as if it had been imported."""
+    path = f"{__name__}.{name}"
+    module = _sys.modules[path] = _ModuleType(path, f"SGLang's `sglang.{name}`.")
+    found = {
+        given: getattr(_import(f"sgl_vllm.{home}"), there or given)
+        for home, names in homes.items()
+        for given, _, there in (one.partition("=") for one in names.split())
+    }
+    vars(module).update(found, __path__=[], __all__=list(found))
+    parent, _, last = path.rpartition(".")
+    # `sglang.global_config` is the settings themselves, not the module.
+    vars(_sys.modules[parent]).setdefault(last, module)
 
 
 for _name, _homes in _MODULES.items():
-    _Module(_name, _homes)
+    _make(_name, _homes)
 
 _NOT_HERE = {
     "Engine": "use a server (Runtime), vLLM's own LLM class, or sgl_vllm.Engine as a backend",

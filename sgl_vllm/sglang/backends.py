@@ -6,11 +6,9 @@ Owns SGLang's synchronous methods.
 from __future__ import annotations
 
 import atexit
-import ssl
 import warnings
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
+from typing import Any  # Any: JSON, and arguments of the server
 
 from sgl_vllm.lang import settings
 from sgl_vllm.lang.backends.base import Backend, BackendHandle
@@ -19,35 +17,22 @@ from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import TextPrompt
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
-
-@dataclass(frozen=True)
 class ChatTemplate:
     """A template that SGLang would render chats with. Here it has a name and no effect: the server
     renders chats with the model's own template."""
 
-    name: str = "default"
+    def __init__(self, name: str = "") -> None:
+        self.name = name or "default"
+        if name:
+            warnings.warn(
+                f"the chat template {name} has no effect: leave it out, because the server or "
+                f"service renders chats with its own template",
+                stacklevel=2,
+            )
 
 
-def get_chat_template(name: str) -> ChatTemplate:
-    """The template of this name. Any name is accepted."""
-    return ChatTemplate(name)
-
-
-def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template of a model, which is the one that its server has."""
-    return ChatTemplate()
-
-
-def _say_it_is_ignored(stacklevel: int) -> None:
-    warnings.warn(
-        "chat_template is deprecated: leave it out, because the server or service renders chats "
-        "with its own template",
-        DeprecationWarning,
-        stacklevel,
-    )
+get_chat_template = get_chat_template_by_model_path = ChatTemplate
 
 
 class BaseBackend(BackendHandle):
@@ -60,29 +45,17 @@ class BaseBackend(BackendHandle):
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self.model_name = model_name
+        self.chat_template = chat_template or ChatTemplate()
         self._backend = backend
-        self._chat_template = chat_template or ChatTemplate()
-        if chat_template is not None:
-            _say_it_is_ignored(stacklevel=4)  # where a subclass is called
 
     @property
     def backend(self) -> Backend:
         """The backend of `sgl_vllm` that runs programs."""
         return super().backend if self._backend is None else self._backend
 
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The name of a chat template. Assigning one is deprecated and has no effect."""
-        return self._chat_template
-
-    @chat_template.setter
-    def chat_template(self, template: ChatTemplate) -> None:
-        _say_it_is_ignored(stacklevel=3)
-        self._chat_template = template
-
     def get_chat_template(self) -> ChatTemplate:
-        """The same as `chat_template`."""
-        return self._chat_template
+        """The name of a chat template, which has no effect."""
+        return self.chat_template
 
     def get_model_name(self) -> str:
         """The model's name."""
@@ -120,43 +93,20 @@ def server_info_of(backend: Backend) -> dict[str, Any]:
     }
 
 
-class _VLLM(VLLM):
-    """A vLLM server whose certificate the CA file `verify` certifies, if there is one."""
-
-    verify: str | None = None
-
-    def new_client(self) -> AsyncOpenAI:
-        if self.verify is None:
-            return super().new_client()
-        import openai
-
-        context = ssl.create_default_context(cafile=self.verify)
-        transport = openai.DefaultAsyncHttpxClient(verify=context)
-        return super().new_client().with_options(http_client=transport)
-
-
 class RuntimeEndpoint(BaseBackend):
     """A vLLM server at `base_url`, with or without the plugin.
 
-    `verify` is a file of certificates to check the server's with. `chat_template_name` is
-    deprecated and has no effect. Nothing is sent before a program runs or something is read.
+    `chat_template_name` has no effect. Nothing is sent before a program runs or something is read.
     """
 
     @suggests
     def __init__(
-        self,
-        base_url: str,
-        api_key: str | None = None,
-        verify: str | None = None,
-        chat_template_name: str | None = None,
+        self, base_url: str, api_key: str | None = None, chat_template_name: str = ""
     ) -> None:
-        self._vllm = _VLLM(base_url, api_key)
-        self._vllm.verify = verify
-        template = None if chat_template_name is None else ChatTemplate(chat_template_name)
-        super().__init__(self._vllm, chat_template=template)
+        self._vllm = VLLM(base_url, api_key)
+        super().__init__(self._vllm, chat_template=ChatTemplate(chat_template_name))
         self.base_url = self._vllm.url
         self.api_key = api_key
-        self.verify = verify
 
     @cached_property
     def model_info(self) -> dict[str, Any]:

@@ -7,22 +7,22 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self, overload  # Any: arguments of the user's function, and JSON
+from typing import Any, overload  # Any: arguments of the user's function, and JSON
 
 from sgl_vllm.lang import api as core
 from sgl_vllm.lang import settings
 from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.choices import ChoicesMethod
-from sgl_vllm.lang.constraints import Choices, Parser, choices_of
+from sgl_vllm.lang.constraints import Choices, Parser
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, GenOptions
+from sgl_vllm.lang.sampling import GenOptions
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.sglang.backends import BaseBackend, server_info_of
-from sgl_vllm.sglang.choices import ChoicesSamplingMethod, as_core_method, token_length_normalized
+from sgl_vllm.sglang.choices import ChoicesSamplingMethod, token_length_normalized
 from sgl_vllm.sglang.states import ProgramState
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
@@ -41,34 +41,6 @@ class SglFunction(Program):
     """A program that runs with SGLang's meanings; made by `function`."""
 
     state_class = ProgramState
-
-    @property
-    def bind_arguments(self) -> dict[str, Any]:
-        """The arguments fixed by `bind`."""
-        return self.bound
-
-    def bind(self, /, **kwargs: Any) -> SglFunction:
-        """As `sgl_vllm.Program.bind`."""
-        bound = super().bind(**kwargs)
-        assert isinstance(bound, SglFunction)
-        return bound
-
-    def _with_default_n(self, options: dict[str, Any]) -> Self:
-        """This program with the option `n`, which is removed, as the default of every `gen`. If
-        the function has a parameter of that name, `n` is its argument."""
-        if "n" in self.arg_names or "n" not in options:
-            return self
-        program = type(self)(self.func, self.bound, self.num_api_spec_tokens)
-        program.default_sampling = replace(DEFAULT_SAMPLING, n=options.pop("n"))
-        return program
-
-    def run(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As `sgl_vllm.Program.run`, also with `n`, the default of every `gen`."""
-        return super(SglFunction, self._with_default_n(kwargs)).run(*args, **kwargs)
-
-    def run_batch(self, batch_kwargs: Any, **kwargs: Any) -> Any:
-        """As `sgl_vllm.Program.run_batch`, also with `n`, the default of every `gen`."""
-        return super(SglFunction, self._with_default_n(kwargs)).run_batch(batch_kwargs, **kwargs)
 
     def trace(self, /, *args: Any, backend: Any = None, **known: Any) -> TracedProgram:
         """As `sgl_vllm.Program.trace`."""
@@ -137,20 +109,10 @@ def _read_or_text(read: Parser, text: str) -> object:
         return text
 
 
-@deferrable
-def gen_int(
-    name: str | None = None, max_tokens: int | None = None, **sampling: Any
-) -> Gen | Select:
-    """`gen` of an integer: the variable is its text."""
-    return gen(name, max_tokens, dtype=int, **sampling)
-
-
-@deferrable
-def gen_string(
-    name: str | None = None, max_tokens: int | None = None, **sampling: Any
-) -> Gen | Select:
-    """`gen` of a string: the variable is its text, with the double quotes."""
-    return gen(name, max_tokens, dtype=str, **sampling)
+gen_int = functools.partial(gen, dtype=int)
+"""`gen` of an integer: the variable is its text."""
+gen_string = functools.partial(gen, dtype=str)
+"""`gen` of a string: the variable is its text, with the double quotes."""
 
 
 @deferrable
@@ -161,37 +123,28 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | ChoicesMethod | None = None,
 ) -> Select:
-    """As `sgl_vllm.select`. `choices_method` may be a `ChoicesSamplingMethod` of the program's own.
-    `temperature` is ignored."""
-    texts, _ = choices_of(choices)
-    method = as_core_method(choices_method or token_length_normalized, texts)
-    return core.select(name, choices, choices_method=method)
-
-
-def set_default_backend(backend: BackendHandle | Backend) -> None:
-    """Use `backend` for every run without a `backend` of its own."""
-    global_config.default_backend = backend
+    """As `sgl_vllm.select`. `temperature` is ignored."""
+    method = choices_method or token_length_normalized
+    known = method.method if isinstance(method, ChoicesSamplingMethod) else method
+    return core.select(name, choices, choices_method=known)
 
 
 def flush_cache(backend: BackendHandle | Backend | None = None) -> Any:
     """Empty the server's prefix cache and wait until that is done. Returns False if there is no
     backend."""
-    match backend or global_config.default_backend:
-        case None:
-            return False
-        case BaseBackend() as handle:
-            handle.flush_cache()
-        case chosen:
-            settings.flush_cache(settings.chosen_backend(chosen))
+    chosen = backend or global_config.default_backend
+    if chosen is None:
+        return False
+    if isinstance(chosen, BaseBackend):
+        chosen.flush_cache()
+    else:
+        settings.flush_cache(settings.chosen_backend(chosen))
     return None
 
 
 def get_server_info(backend: BackendHandle | Backend | None = None) -> dict[str, Any] | None:
     """What the server runs. None if there is no backend."""
-    match backend or global_config.default_backend:
-        case None:
-            return None
-        case BaseBackend() as handle:
-            return handle.get_server_info()
-        case chosen:
-            return server_info_of(settings.chosen_backend(chosen))
+    chosen = backend or global_config.default_backend
+    if isinstance(chosen, BaseBackend):
+        return chosen.get_server_info()
+    return None if chosen is None else server_info_of(settings.chosen_backend(chosen))

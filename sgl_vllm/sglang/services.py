@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
 
 from sgl_vllm.lang.backends import anthropic_service, openai_service
-from sgl_vllm.lang.backends.base import Backend, Json
+from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend
 from sgl_vllm.lang.constraints import dtype_constraint
@@ -25,8 +25,6 @@ from sgl_vllm.sglang.backends import BaseBackend, ChatTemplate
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai"
-
 
 class _TakesText(ScorelessBackend):
     """A chat service to which a prompt without roles is sent as one user turn."""
@@ -38,10 +36,6 @@ class _TakesText(ScorelessBackend):
 
 
 class _Anthropic(_TakesText, anthropic_service.Anthropic):
-    pass
-
-
-class _Gemini(_TakesText, openai_service.OpenAI):
     pass
 
 
@@ -79,26 +73,21 @@ class LiteLLM(BaseBackend):
 
 
 class VertexAI(BaseBackend):
-    """A Gemini model.
-
-    With GCP_PROJECT_ID set (and GCP_LOCATION), it is called at Vertex AI, which needs the package
-    litellm and Google's credentials. Otherwise GEMINI_API_KEY must be set, and the model is called
-    at Google's OpenAI-compatible endpoint. `safety_settings` are sent to Vertex AI only. A prompt
-    without roles is sent as one user turn.
-    """
+    """A Gemini model, called through LiteLLM: at Vertex AI if GCP_PROJECT_ID (and GCP_LOCATION) is
+    set, with `safety_settings`, and else with GEMINI_API_KEY. A prompt without roles is sent as one
+    user turn."""
 
     @suggests
     def __init__(self, model_name: str, safety_settings: Any = None) -> None:
-        backend: Backend
-        if (project := os.environ.get("GCP_PROJECT_ID")) is not None:
-            options = _given(
+        if project := os.environ.get("GCP_PROJECT_ID"):
+            place = _given(
                 vertex_project=project,
                 vertex_location=os.environ.get("GCP_LOCATION"),
                 safety_settings=safety_settings,
             )
-            backend = _LiteLLM(f"vertex_ai/{model_name}", **options)
-        elif (key := os.environ.get("GEMINI_API_KEY")) is not None:
-            backend = _Gemini(model_name, base_url=GEMINI_URL, api_key=key, is_chat_model=True)
+            backend = _LiteLLM(f"vertex_ai/{model_name}", **place)
+        elif "GEMINI_API_KEY" in os.environ:  # which LiteLLM reads
+            backend = _LiteLLM(f"gemini/{model_name}")
         else:
             raise ValueError("VertexAI needs GCP_PROJECT_ID or GEMINI_API_KEY to be set")
         super().__init__(backend, model_name)

@@ -6,14 +6,11 @@ kept, `join` gathers only names that are new to the parent, and `get_meta_info` 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: values of the user's types, and JSON
 
 from sgl_vllm.lang.backends.requests import TokenLogprob
-from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Role, VariableExpr, name_of
 from sgl_vllm.lang.state import ProgramState as CoreState
@@ -61,11 +58,6 @@ class ProgramState(CoreState):
     transcript_class = FreeTranscript
     group_class = ProgramStateGroup
 
-    @property
-    def stream_executor(self) -> StreamExecutor:
-        """The prompt under the attributes of SGLang's executor."""
-        return StreamExecutor(self)
-
     def get_meta_info(self, name: str | VariableExpr) -> dict[str, Any]:
         """How variable `name` was made, with SGLang's names: `id`, `finish_reason`,
         `prompt_tokens`, `completion_tokens`, `cached_tokens`, and `output_token_logprobs`,
@@ -76,93 +68,8 @@ class ProgramState(CoreState):
         return it."""
         return _meta_info(self._variable(name_of(name)).meta)
 
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        """Iterate over the text, or that of one variable, in pieces as it arrives.
-
-        With `return_meta_data` and `var_name`, each item is a pair of a piece and the meta
-        information, which is empty until the last piece.
-        """
-        pieces = super().text_async_iter(var_name)
-        if var_name is None or not return_meta_data:
-            async for piece in pieces:
-                yield piece
-            return
-        held: list[str] = []
-        async for piece in pieces:
-            held.append(piece)
-            if len(held) > 1:
-                yield held.pop(0), {}
-        for last in held:
-            yield last, self.get_meta_info(var_name)
-
     def __repr__(self) -> str:
         return f"ProgramState({self.text()})"
-
-
-class StreamExecutor:
-    """What programs read of SGLang's executor: what has run so far, without waiting. It has the
-    methods of `ProgramState`, too."""
-
-    def __init__(self, state: ProgramState) -> None:
-        self._state = state
-        self._stream = state._stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
-
-    @property
-    def text_(self) -> str:
-        """The text so far."""
-        return self._stream.snapshot().text
-
-    @property
-    def messages_(self) -> list[dict[str, Any]]:
-        """The turns so far."""
-        transcript = self._stream.snapshot().transcript
-        return [message.as_dict() for message in transcript.all_messages()]
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """The variables whose values exist."""
-        return {
-            name: future.result().value
-            for name, future in dict(self._stream.variables).items()
-            if future.done() and future.exception() is None
-        }
-
-    @property
-    def variable_event(self) -> dict[str, threading.Event]:
-        """An event for each variable, which is set when its value exists or its `gen` has
-        failed."""
-        return {name: _event_of(future) for name, future in dict(self._stream.variables).items()}
-
-    @property
-    def meta_info(self) -> dict[str, dict[str, Any]]:
-        """How each of `variables` was made."""
-        return {name: self._state.get_meta_info(name) for name in self.variables}
-
-    @property
-    def cur_role(self) -> Role | None:
-        """Whose turn is open."""
-        return self._stream.snapshot().transcript.role
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is running or queued."""
-        return self._stream.is_idle
-
-    @property
-    def error_(self) -> ProgramError | None:
-        """What ended the program."""
-        return self._stream.error
-
-
-def _event_of(future: Future[Any]) -> threading.Event:
-    event = threading.Event()
-    future.add_done_callback(lambda _: event.set())
-    return event
 
 
 # --- meta information ----------------------------------------------------------------------------

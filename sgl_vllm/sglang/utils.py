@@ -4,7 +4,6 @@ and the command line of SGLang's benchmarks."""
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import shlex
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any  # Any: JSON, values of programs
+from urllib.request import urlopen
 
 import httpx
 
@@ -51,30 +51,6 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
         answer = httpx.get(url, follow_redirects=True, timeout=600).raise_for_status()
         Path(path).write_bytes(answer.content)
     return path
-
-
-def http_request(
-    url: str,
-    json: Any = None,
-    api_key: str | None = None,
-    verify: str | None = None,
-    method: str | None = None,
-) -> httpx.Response:
-    """Send a request, which is a POST if it has a body."""
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    how = method or ("GET" if json is None else "POST")
-    return httpx.request(url=url, method=how, json=json, headers=headers, timeout=600)
-
-
-def encode_image_base64(image: str | bytes) -> str:
-    """The content of an image file, given by its path or as it is, in base64."""
-    data = image if isinstance(image, bytes) else Path(image).read_bytes()
-    return base64.b64encode(data).decode()
-
-
-def normalize_base_url(host: str, port: int) -> str:
-    """The URL of a server, whose host may begin with a scheme."""
-    return f"{host if '://' in host else f'http://{host}'}:{port}"
 
 
 print_highlight = print
@@ -128,15 +104,10 @@ def load_image(source: str | bytes) -> tuple[Image, tuple[int, int]]:
     the package pillow."""
     from PIL import Image
 
-    if isinstance(source, bytes):
-        content = source
-    elif source.startswith(("http://", "https://")):
-        content = httpx.get(source, follow_redirects=True, timeout=60).raise_for_status().content
-    elif source.startswith("data:"):
-        content = base64.b64decode(source.partition(",")[2])
-    else:
-        content = Path(source).read_bytes()
-    image = Image.open(BytesIO(content))
+    if isinstance(source, str):
+        is_url = source.startswith(("http://", "https://", "data:"))
+        source = urlopen(source, timeout=60).read() if is_url else Path(source).read_bytes()
+    image = Image.open(BytesIO(source))
     return image, image.size
 
 

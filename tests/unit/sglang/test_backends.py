@@ -54,23 +54,15 @@ def test_a_prefix_is_cached(server: FakeServer, endpoint: sgl.RuntimeEndpoint) -
     assert server.hints[0]["prompt"] == "A long beginning."
 
 
-def test_a_chat_template_is_named_and_deprecated(server: FakeServer) -> None:
-    with pytest.warns(DeprecationWarning, match="renders chats with its own template"):
+def test_a_chat_template_is_named_and_has_no_effect(server: FakeServer) -> None:
+    with pytest.warns(UserWarning, match="renders chats with its own template"):
         endpoint = sgl.RuntimeEndpoint(server.url, chat_template_name="llama-3-instruct")
     assert endpoint.chat_template.name == endpoint.get_chat_template().name == "llama-3-instruct"
-    with pytest.warns(DeprecationWarning) as warned:
+    with pytest.warns(UserWarning, match="chatml has no effect") as warned:
         endpoint.chat_template = get_chat_template("chatml")
-        sgl.OpenAI("gpt-4", chat_template=get_chat_template("chatml"), api_key="k")
-    assert [warning.filename for warning in warned] == [__file__] * 2
+    assert [warning.filename for warning in warned] == [__file__]
     assert endpoint.chat_template.name == "chatml"
-    assert complete.run(backend=endpoint)["word"] == "[5]"
     assert complete.run_batch([{}], backend=endpoint)[0]["word"] == "[5]"
-
-
-def test_verify_is_the_file_of_a_certificate(server: FakeServer, tmp_path) -> None:
-    endpoint = sgl.RuntimeEndpoint(server.url, verify=str(tmp_path / "missing.pem"))
-    with pytest.raises(FileNotFoundError):
-        endpoint.get_model_name()
 
 
 def test_a_backend_without_a_service_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,18 +206,6 @@ def test_anthropic_gets_a_prompt_without_roles_as_a_user_turn(openai: Service) -
     assert openai.body["messages"] == [{"role": "user", "content": "Say: "}]
 
 
-def test_gemini_is_called_at_googles_endpoint(
-    openai: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GCP_PROJECT_ID", raising=False)
-    monkeypatch.setenv("GEMINI_API_KEY", "k")
-    monkeypatch.setattr("sgl_vllm.sglang.services.GEMINI_URL", f"{openai.url}/v1")
-    assert complete.run(backend=sgl.VertexAI("gemini-pro"))["word"] == "fine"
-    ((_, body, headers),) = openai.requests
-    assert body["messages"] == [{"role": "user", "content": "Say: "}]
-    assert headers["authorization"] == "Bearer k"
-
-
 def test_vertex_ai_is_called_through_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
 
@@ -248,6 +228,10 @@ def test_vertex_ai_is_called_through_litellm(monkeypatch: pytest.MonkeyPatch) ->
     assert call["model"] == "vertex_ai/gemini-pro"
     assert (call["vertex_project"], call["vertex_location"]) == ("p", "us-central1")
     assert call["messages"] == [{"role": "user", "content": "Say: "}]
+    monkeypatch.delenv("GCP_PROJECT_ID")
+    monkeypatch.setenv("GEMINI_API_KEY", "k")
+    assert complete.run(backend=sgl.VertexAI("gemini-pro"))["word"] == "fine"
+    assert calls[1]["model"] == "gemini/gemini-pro"
     backend = sgl.LiteLLM("mistral/x", organization="o", default_headers={"a": "b"})
     assert complete.run(backend=backend)["word"] == "fine"
-    assert (calls[1]["organization"], calls[1]["extra_headers"]) == ("o", {"a": "b"})
+    assert (calls[2]["organization"], calls[2]["extra_headers"]) == ("o", {"a": "b"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from pydantic import BaseModel
 
 import sgl_vllm as core
 import sgl_vllm.sglang as sgl
-from sgl_vllm.sglang.choices import ChoicesDecision, ChoicesSamplingMethod
 from tests.unit.lang.conftest import FakeServer
 
 # --- text and turns ------------------------------------------------------------------------------
@@ -113,40 +111,6 @@ def test_options_have_sglangs_meanings() -> None:
 # --- select --------------------------------------------------------------------------------------
 
 
-class Shortest(ChoicesSamplingMethod):
-    """Chooses the shortest text, and tells what it was given."""
-
-    def __call__(self, *, choices: list[str], **given: Any) -> ChoicesDecision:
-        return ChoicesDecision(min(choices, key=len), {"given": given})
-
-
-def test_a_method_of_the_programs_own_chooses(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s):
-        s += "Say: " + sgl.select("word", ["long", "it"], choices_method=Shortest())
-
-    state = program.run()
-    given = state.get_meta_info("word")["given"]
-    assert state["word"] == "it"
-    assert given["normalized_prompt_logprobs"] == [-1.0, -1.0]
-    assert [len(tokens) for tokens in given["input_token_logprobs"]] == [4, 2]
-    assert given["input_token_logprobs"][1][0] == (-1.0, ord("i"), None)
-    assert given["unconditional_token_logprobs"] is None
-
-
-def test_a_method_that_invents_a_choice_is_an_error(server: FakeServer, endpoint) -> None:
-    class Inventor(Shortest):
-        def __call__(self, **given: Any) -> ChoicesDecision:
-            return ChoicesDecision("other")
-
-    @sgl.function
-    def program(s):
-        s += "Say: " + sgl.select("word", ["long", "it"], choices_method=Inventor())
-
-    with pytest.raises(core.ProgramError, match="return one of the choices"):
-        program.run()
-
-
 def test_sglangs_methods_are_called_with_its_keywords() -> None:
     # Three choices of one, two and three tokens, as (logprob, token id, text).
     given: dict[str, Any] = {
@@ -209,46 +173,7 @@ def test_meta_info_of_a_select_and_of_a_value(server: FakeServer, endpoint) -> N
     assert state.get_meta_info("given") == {}
 
 
-def test_the_last_piece_comes_with_the_meta_information(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s):
-        s += "Say: " + sgl.gen("word")
-
-    async def pieces() -> list[Any]:
-        state = program.run(stream=True)
-        return [pair async for pair in state.text_async_iter("word", return_meta_data=True)]
-
-    server.reply = lambda prompt: "abcd"
-    found = asyncio.run(pieces())
-    assert "".join(piece for piece, _ in found) == "abcd"
-    assert [bool(meta) for _, meta in found] == [False] * (len(found) - 1) + [True]
-    assert found[-1][1]["finish_reason"]["type"] == "stop"
-
-
 # --- programs ------------------------------------------------------------------------------------
-
-
-def test_n_is_the_default_of_every_gen(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s, word):
-        s += word + sgl.gen("many") + sgl.gen("one", n=1)
-
-    server.reply = lambda prompt: "x"
-    assert program.run("a", n=3)["many"] == ["x", "x", "x"]
-    assert program.run("a")["many"] == "x"
-    (state,) = program.run_batch([{"word": "a"}], n=2)
-    assert (state["many"], state["one"]) == (["x", "x"], "x")
-
-
-def test_a_program_has_its_bound_arguments(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s, first, second):
-        s += first + second + sgl.gen("answer")
-
-    bound = program.bind(first="1")
-    assert bound.bind_arguments == {"first": "1"}
-    assert bound.run(second="2").text().startswith("12")
-    assert type(bound) is type(program)
 
 
 def test_a_graph_is_shown_from_its_last_node(endpoint) -> None:
@@ -269,23 +194,3 @@ def test_a_gen_with_unknown_options_is_traced_and_compiled(server: FakeServer, e
     server.reply = lambda prompt: "7"
     state = program.compile().run(until="x")
     assert (state["number"], state["rest"]) == ("7", "7")
-
-
-def test_the_executor_shows_what_has_run(server: FakeServer, endpoint) -> None:
-    @sgl.function
-    def program(s):
-        s += sgl.user("Hello.")
-        s += sgl.assistant(sgl.gen("answer"))
-
-    server.reply = lambda prompt: "Hi."
-    state = program.run()
-    executor = state.stream_executor
-    assert executor.text_ == "Hello.Hi."
-    assert [message["role"] for message in executor.messages_] == ["user", "assistant"]
-    assert executor.variables == {"answer": "Hi."}
-    assert {name: event.is_set() for name, event in executor.variable_event.items()} == {
-        "answer": True
-    }
-    assert executor.meta_info["answer"]["finish_reason"]["type"] == "stop"
-    assert (executor.cur_role, executor.error_, executor.is_finished) == (None, None, True)
-    assert str(state) == "ProgramState(Hello.Hi.)"
