@@ -3,7 +3,6 @@
 Installed as `sgl_vllm.kernels`. Importing the package imports neither torch nor triton; its modules
 do.
 
-- `slot_copy`: leading slots of blocks into other blocks, all layers in one launch
 - `prefix_attention`: decode that reads what requests share once, planned by `prefix_plan`
   for the shared blocks that `prefix_levels` finds
 - `attention_backend`: vLLM's FlashAttention backend with that kernel; `decode_step` decides when

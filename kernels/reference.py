@@ -5,8 +5,6 @@ For tests and for reading. Slow: loops in Python, and every length is read from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import torch
 
 
@@ -44,20 +42,3 @@ def decode_attention(
         scores = torch.einsum("hgd,nhd->hgn", queries, keys) * scale
         out[request] = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), values).flatten(0, 1)
     return out.float()
-
-
-def copy_slots(
-    kv_caches: Iterable[torch.Tensor],
-    copies: Sequence[tuple[int, int, int]],
-    block_size: int | None = None,
-) -> None:
-    """`slot_copy.SlotCopier.copy`: for each (source, destination, number of slots) the leading
-    slots of a block over another's, in every cache [num_blocks, num_heads, slots, content]. A block
-    of `block_size` slots may be several blocks of the cache, one after the other."""
-    for cache in kv_caches:
-        ratio = 1 if block_size is None else block_size // cache.shape[2]
-        blocks = cache.unflatten(0, (cache.shape[0] // ratio, ratio))
-        for source, destination, num_slots in copies:
-            for slot in range(num_slots):
-                part, inside = divmod(slot, cache.shape[2])
-                blocks[destination, part, :, inside] = blocks[source, part, :, inside]

@@ -25,6 +25,7 @@ CONFIG_KEY = "sgl_vllm"
 REMOVED = {
     "approximate_choice": "no choice of tokens brought answers measurably closer to the exact "
     "ones. Leave it out: the first tokens of each segment are computed",
+    "radix_slot_copy": "no gain of it was ever measured. Leave it out: vLLM copies whole blocks",
     "schedule_cheapest_victim": "it gained no throughput. Leave it out: vLLM preempts the newest "
     "request",
     "schedule_max_passes": "it is called schedule_max_overtakes",
@@ -174,12 +175,6 @@ class Options:
         "evictions. Each evicted run of tokens takes 500 bytes and 4 per token. With 0, evicted "
         "tokens count as never cached.",
         page="operations.md",
-    )
-    radix_slot_copy: bool = _option(
-        False,
-        "On a GPU, copy only the matched slots of a block that is hit in part, in all layers with "
-        "one kernel launch, not the whole block layer by layer.",
-        page="gpu.md#kernels",
     )
     prefix_attention: bool = _option(
         False,

@@ -1,9 +1,8 @@
-"""The Triton kernels against what vLLM does instead, one layer or one copy at a time.
+"""The Triton kernels against what vLLM does instead, one layer at a time.
 
     python -m benchmarks.kernels [KERNEL ...] [--json FILE] [--explain]
 
     prefix_decode   decode of requests that share KV, against FlashAttention
-    slot_copy       matched slots of blocks, against vLLM's copy of whole blocks
 
 Times need CUDA. Without it the command shows the bytes that each case moves, counted, and how far
 results are off on a small case in Triton's interpreter. `--explain` says what the columns are.
@@ -22,13 +21,10 @@ import torch
 from rich.console import Console
 
 from benchmarks.command import check_folders, versions
-from benchmarks.kernels import device, prefix_decode, slot_copy
+from benchmarks.kernels import device, prefix_decode
 from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
-KERNELS: dict[str, ModuleType] = {
-    "prefix_decode": prefix_decode,
-    "slot_copy": slot_copy,
-}
+KERNELS: dict[str, ModuleType] = {"prefix_decode": prefix_decode}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

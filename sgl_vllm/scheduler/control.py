@@ -17,9 +17,9 @@ from vllm.logger import init_logger
 from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import Options
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.snapshot import NO_CONTEXTS
+from sgl_vllm.radix.whole_copies import copy_whole_blocks
 from sgl_vllm.scheduler.assembly import Parts, log_states
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.step_hooks import StepHooks
@@ -177,14 +177,14 @@ class EngineControl:
     # -- once, when the engine core starts ------------------------------------------------------
 
     def prepare_workers(self, collective_rpc: Callable[..., list[Any]]) -> None:
-        """Make the workers copy whole blocks, or slots with `radix_slot_copy`, and segments with
-        `approximate_reuse`. To be called when their KV caches exist."""
+        """Make the workers copy whole blocks, and segments with `approximate_reuse`. To be called
+        when their KV caches exist."""
         radix = self._parts.radix
         if radix is None:
             return
         reasons: Sequence[str | None]
         if radix.groups.num_groups > 1:
-            radix.pool.guarded(collective_rpc, slot_copies.copy_whole_blocks)
+            radix.pool.guarded(collective_rpc, copy_whole_blocks)
         if self._parts.approximate is not None:
             reasons = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
             if _refused("approximate_reuse", reasons):
@@ -192,14 +192,6 @@ class EngineControl:
                 self._parts.have_changed()
             else:
                 self._parts.approximate.install(self._parts.scheduler)
-        if not self._options.radix_slot_copy:
-            return
-        reasons = ["it needs a GPU"]
-        if radix.groups.num_groups > 1:
-            reasons = ["the model has several KV-cache groups"]
-        elif self._vllm_config.device_config.device_type == "cuda":
-            reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))
-        _refused("radix_slot_copy", reasons)
 
     def check_before_serving(self, engine: EngineCore) -> None:
         """Check the parts on this device, if that is planned. To be called last.

@@ -82,11 +82,6 @@ def wrap(owner: Any, name: str) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-def is_wrapped(owner: object, name: str) -> bool:
-    """Whether `wrap` has replaced this function."""
-    return bool(getattr(getattr(owner, name, None), _WRAPPED_BY, ()))
-
-
 def add_method(owner: type, name: str, function: Callable[..., object]) -> None:
     """Give a class a method that it does not have. Adding the same function twice changes nothing.
 

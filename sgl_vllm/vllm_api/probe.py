@@ -21,7 +21,6 @@ PARTS = ("radix", "schedule", "fsm", "jump_forward", "select")
 OPTIONAL_PARTS = (
     "rank_routing",
     "prefix_attention",
-    "radix_slot_copy",
     "approximate_reuse",
     "tiers",
     "traces",

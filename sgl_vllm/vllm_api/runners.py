@@ -1,7 +1,7 @@
 """Which of vLLM's two model runners a worker has.
 
 Owns the distinction, by the method of each that takes a step's changes of requests. `wrap` finds it
-on the runner. Does not own what is done there (`radix/slot_copies.py`, `approximate/copies.py`).
+on the runner. Does not own what is done there (`approximate/copies.py`).
 """
 
 from __future__ import annotations

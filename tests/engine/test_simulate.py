@@ -21,7 +21,6 @@ from benchmarks.engine_settings import EngineSettings
 from benchmarks.simulator import Simulation
 from benchmarks.traces import Call, Program, Trace
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.slot_copies import slots_to_copy
 from tests.engine.checked_simulation import CheckedSimulation
 from tests.engine.kv_memory import WrongKvError
 
@@ -85,37 +84,6 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
     )
     assert result.parts["radix"] == "on"
     assert result.copied_blocks > 20
-
-
-@pytest.mark.parametrize("name", ["chat", "fork_join"])
-def test_copying_the_matched_slots_alone_is_enough(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copies of a step are independent of each other."""
-    num_copies, num_slots = 0, 0
-    stock = CheckedSimulation.check_kv
-
-    def check_kv(self: CheckedSimulation, step: Any) -> None:
-        nonlocal num_copies, num_slots
-        copies = slots_to_copy(step, 16)
-        sources = {source for source, _, _ in copies}
-        destinations = {destination for _, destination, _ in copies}
-        assert len(destinations) == len(copies) and not sources & destinations
-        num_copies += len(copies)
-        for source, destination, number in copies:
-            slots = self.memory._slots
-            slots[destination, :number] = slots[source, :number]
-            num_slots += number
-        kept, step.kv_cache_block_copies = step.kv_cache_block_copies, None
-        stock(self, step)
-        step.kv_cache_block_copies = kept
-
-    monkeypatch.setattr(CheckedSimulation, "check_kv", check_kv)
-    checks: Any = {"concurrency": 8, "kind": CheckedSimulation, "abort_share": 0.02}
-    trace = traces.generate(name, 150)
-    result = run(trace, "sgl", cache_fraction=0.05, async_scheduling=True, **checks)
-    assert result.copied_blocks == num_copies > 20
-    assert num_slots < num_copies * 16 * 0.8
 
 
 def test_a_pass_that_reads_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from benchmarks.kernels import device
-from tests.gpu.configuration import LAYOUTS, on_cpu
+from tests.gpu.configuration import on_cpu
 
 try:
     HAS_CUDA = device.prepare()
 except RuntimeError as error:  # only without CUDA: another file of this process has loaded Triton
     pytest.skip(f"in a process of their own: {error}", allow_module_level=True)
 
-from benchmarks.kernels import prefix_decode, slot_copy
+from benchmarks.kernels import prefix_decode
 
 assert on_cpu() != HAS_CUDA, "SGL_VLLM_TEST_DEVICE says cpu, and there is a CUDA device"
 
@@ -69,12 +69,3 @@ def test_prefix_decode(batch: str, heads: str, dtype: torch.dtype) -> None:
 def test_prefix_decode_on_blocks_of(block_size: int) -> None:
     case = replace(BATCHES["levels"], block_size=block_size)
     assert_close(prefix_decode.measure(case, HAS_CUDA), case.dtype)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("heads", ["qwen2.5-0.5b", "qwen2.5-7b"])
-def test_slot_copy(layout: str, heads: str) -> None:
-    _, groups, size = HEADS[heads]
-    num_layers = 24 if size == 64 else 28
-    case = slot_copy.Case(64, num_layers, layout, num_kv_heads=groups, head_size=size)
-    assert slot_copy.measure(case, HAS_CUDA)["off"] == 0

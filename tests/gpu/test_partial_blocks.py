@@ -1,5 +1,5 @@
 """A hit inside a block is copied right on every layout that the KV cache can have in memory: by
-vLLM's copy of whole blocks, and by the plugin's kernel, which copies the matched slots."""
+vLLM's copy of whole blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from sgl_vllm.vllm_api.patching import is_wrapped
 from tests.engine.engine import Ask
 from tests.engine.ties import JUDGE, logits
 from tests.gpu.configuration import LAYOUTS, on_cpu
@@ -37,11 +36,6 @@ def asks() -> list[Ask]:
     ]
 
 
-def copies_slots(worker: Any) -> bool:
-    names = "update_requests", "_update_states"
-    return any(is_wrapped(worker.model_runner, name) for name in names)
-
-
 def stock(start: Any, **more: Any) -> list[Any]:
     """What vLLM answers without a cache."""
     return start(**{**SETTINGS, "enable_prefix_caching": False, **more}).tokens(asks())
@@ -52,25 +46,22 @@ def want(start: Any) -> list[Any]:
     return stock(start)
 
 
-@pytest.mark.parametrize("by_kernel", [False, True], ids=["blocks", "slots"])
 @pytest.mark.parametrize("layout", ["LBHNC"] if on_cpu() else LAYOUTS)
 def test_what_is_copied_is_right(
     start: Any,
     want: list[Any],
     layout: str,
-    by_kernel: bool,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Any,
 ) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
     try:
-        engine = start({"radix_slot_copy": by_kernel}, **SETTINGS)
+        engine = start({}, **SETTINGS)
     except ValueError as error:
         if "VLLM_KV_CACHE_LAYOUT" in str(error):
             pytest.skip(f"not with this attention backend: {error}")
         raise
     assert engine.core.vllm_config.cache_config.kv_cache_layout == layout
-    assert engine.llm.collective_rpc(copies_slots) == [by_kernel and not on_cpu()]
     answers = [engine.tokens(asks()) for _ in range(2)]  # the second time from the cache
     engine.check_nothing_is_left()
     assert engine.scheduler.sgl_vllm.stats().radix.partial_block_hits > 100

@@ -88,11 +88,11 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
     (folder / "junit.xml").write_text("of an earlier run")
     (folder / "no_sharing.json").write_text(json.dumps({"ratio": {"throughput": 1.004}}))
     rows = [{"ratio": 2.5}, {"ratio": 0.9}, {"off": 0}]
-    (folder / "kernels.json").write_text(json.dumps({"kernels": {"slot_copy": rows}}))
+    (folder / "kernels.json").write_text(json.dumps({"kernels": {"prefix_decode": rows}}))
     suite.run_step(done, sys.executable, tmp_path, 30)
     table = suite.summary([done, plan.Step("later", "", 1, ())], tmp_path)
     assert re.sub(r"passed \| \d+ ", "passed | 0 ", table).splitlines()[2:] == [
         "| done | passed | 0 | tests 1 of 3 passed, 1 skipped; compared 520; "
-        "slot_copy 0.90 to 2.50x; no_sharing 1.00x |",
+        "prefix_decode 0.90 to 2.50x; no_sharing 1.00x |",
         "| later | not run | | |",
     ]

@@ -5,7 +5,6 @@ The interpreter lets more through, and says nothing of registers, shared memory 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from sgl_vllm.kernels import prefix_attention
-from sgl_vllm.kernels.slot_copy import _slot_copy_kernel
 
 AMPERE, HOPPER = 80, 90
 SHARED_BYTES = {AMPERE: 163 * 1024, HOPPER: 227 * 1024}
@@ -60,28 +57,6 @@ def compiled(
             attributes[(number,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel.fn, signature, values, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-def test_slot_copy_moves_16_bytes_at_a_time() -> None:
-    constants = {
-        "NUM_CELLS": 16 * 8,
-        "NUM_HEADS": 8,
-        "NUM_WORDS": 64,
-        "NUM_WORDS_PADDED": 64,
-        "SLOTS": 16,
-        "BLOCKS_PER_BLOCK": 1,
-        "STRIDE_BLOCK": 2**33,
-        "STRIDE_HEAD": 64,
-        "STRIDE_SLOT": 8 * 64,
-        "WORD": tl.int64,
-        "ALIGNED_BYTES": 16,
-        "TILE_CELLS": 16,
-    }
-    types = {"pointers": "*i64", "copies": "*i32"}
-    made = compiled(_slot_copy_kernel, HOPPER, types, constants, num_warps=4)
-    moved = re.findall(r"(?:ld|st)\.global\.v2\.b64", made.asm["ptx"])
-    assert {"ld.global.v2.b64", "st.global.v2.b64"} == set(moved)
-    assert made.metadata.shared == 0
 
 
 def types_of_decode(dtype: str) -> dict[str, str]:

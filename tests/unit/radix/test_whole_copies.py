@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache, copy_kv_cache_blocks_inplace
 
-from sgl_vllm.radix.slot_copies import copy_whole_blocks
+from sgl_vllm.radix.whole_copies import copy_whole_blocks
 
 BLOCK_SIZE, KERNEL_BLOCK_SIZE = 128, 64
 LAYOUT = "LBNHC"

@@ -37,6 +37,6 @@ class KVCacheTensor:
     size: int
 
 class KVCacheConfig:
-    num_blocks: int  # [radix_slot_copy]
+    num_blocks: int
     kv_cache_groups: list[KVCacheGroupSpec]
     kv_cache_tensors: list[KVCacheTensor]

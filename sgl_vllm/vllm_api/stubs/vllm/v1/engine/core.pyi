@@ -17,7 +17,7 @@ def enable_envs_cache() -> None: ...
 
 class EngineCore:
     scheduler: Scheduler
-    model_executor: Executor  # [radix_slot_copy, approximate_reuse, self_check, preview]
+    model_executor: Executor  # [approximate_reuse, self_check, preview]
     available_gpu_memory_for_kv_cache: int  # [preview]
     vllm_config: VllmConfig  # [self_check]
     structured_output_manager: StructuredOutputManager  # [self_check]

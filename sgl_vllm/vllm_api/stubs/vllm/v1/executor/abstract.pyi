@@ -7,7 +7,7 @@ _Result = TypeVar("_Result")
 
 class Executor:
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> object: ...  # [self_check]
-    def collective_rpc(  # [radix_slot_copy, approximate_reuse]
+    def collective_rpc(  # [approximate_reuse]
         self,
         method: str | Callable[..., _Result],
         timeout: float | None = ...,

@@ -1,13 +1,11 @@
-# [radix_slot_copy, approximate_reuse]
+# [approximate_reuse]
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
 
 class GPUModelRunner:
     vllm_config: VllmConfig  # [approximate_reuse]
     kv_caches: list[torch.Tensor]
-    kv_cache_config: KVCacheConfig  # [radix_slot_copy]
 
     def get_model(self) -> torch.nn.Module: ...  # [approximate_reuse]
     def _update_states(self, scheduler_output: SchedulerOutput) -> object: ...

@@ -1,4 +1,4 @@
-# [radix_slot_copy, approximate_reuse]
+# [approximate_reuse]
 import vllm.v1.worker.gpu.model_runner
 import vllm.v1.worker.gpu_model_runner
 

@@ -1,14 +1,12 @@
-# [radix_slot_copy, approximate_reuse]
+# [approximate_reuse]
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.states import RequestState
 
 class GPUModelRunner:
     vllm_config: VllmConfig  # [approximate_reuse]
     kv_caches: list[torch.Tensor]
-    kv_cache_config: KVCacheConfig  # [radix_slot_copy]
     req_states: RequestState  # [approximate_reuse]
 
     def get_model(self) -> torch.nn.Module: ...  # [approximate_reuse]
