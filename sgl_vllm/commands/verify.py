@@ -1,4 +1,4 @@
-"""`sgl-vllm verify`: the longer self-check, and its report. The work is `self_check.offline`'s."""
+"""`sgl-vllm verify`: the self-check of an engine that serves nothing, and its report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def command(
         list[str] | None, argument("[FLAGS ...]", "Further flags of `vllm serve`.")
     ] = None,
     output: Annotated[Path, option("FOLDER", "Where the report is written.")] = Path(),
-    rounds: Annotated[int, option("N", "How many times each comparison runs.", min=1)] = 5,
 ) -> int:
     if problem := versions.installation_problem():
         raise Misused(problem)
@@ -45,7 +44,7 @@ def command(
     from sgl_vllm.self_check import offline
 
     try:
-        report = offline.verify(model, flags or [], rounds)
+        report = offline.verify(model, flags or [])
     except Refused as refusal:
         raise Misused(f"not run: {refusal}") from refusal
     except Exception as error:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCore
 
+    from sgl_vllm.self_check.report import CheckReport
+
 logger = init_logger("vllm.sgl_vllm")
 
 
@@ -76,6 +78,8 @@ class EngineControl:
         self._vllm_config = vllm_config
         self._steps = steps
         self._bitmasks = bitmasks
+        self.checked: CheckReport | None = None
+        """What the self-check has found, if one has run."""
 
     def stats(self) -> EngineStats:
         """Counters of every part. Numbers and reasons only, no text of prompts."""
@@ -201,9 +205,9 @@ class EngineControl:
         """
         if not self._parts.plan.runs:
             return
-        from sgl_vllm.self_check.runner import check_engine
+        from sgl_vllm.self_check.check import check_engine
 
-        check_engine(engine, self._parts)
+        self.checked = check_engine(engine, self._parts)
         self._steps.forward_passes = 0
         self._bitmasks.masked_steps, self._bitmasks.mask_s = 0, 0.0
         log_states(self._parts)

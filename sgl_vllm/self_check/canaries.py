@@ -1,7 +1,7 @@
 """The requests of the self-check.
 
 Owns their prompts, formats and lengths, which fit every engine that `Shape.why_not` accepts. Does
-not own how they are sent (`driver.py`) or what is compared (`stages.py`).
+not own how they are sent (`driver.py`) or what is compared (`check.py`).
 
 A prompt is random tokens, repeated: a trained model continues the repetition, so the next
 tokens are nearly certain if the KV cache holds the first half, and not if it holds anything else.

@@ -1,28 +1,41 @@
-"""Canaries through the engine core's own steps.
+"""Canaries through the engine core's own steps, in an engine that nobody sees meanwhile.
 
-Owns how they become vLLM's requests, and that a run ends (`StepLimits`). Does not own which run and
-what is compared (`stages.py`), or what a run that fails leaves behind (`engine_state.py`).
+Owns how canaries become vLLM's requests, that a run ends, and that nothing of canaries is seen
+outside the check or left behind. Does not own which run and what is compared (`check.py`), or with
+which connectors a check is safe (`jump/connectors.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast  # Any: what passes through to the connector
 
+import numpy as np
+import torch
+from vllm.distributed.kv_events import NullEventPublisher
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.jump.connectors import unfit
+from sgl_vllm.part import connector_classes
 from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.radix.invariants import check_pool
+from sgl_vllm.scheduler.assembly import Parts, renew
 from sgl_vllm.self_check.canaries import Canary
-from sgl_vllm.self_check.comparison import Answer, Row
-from sgl_vllm.self_check.engine_state import has_work
 from sgl_vllm.self_check.language import ListedGrammar, TokenTable
+from sgl_vllm.self_check.report import Answer, Row
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -39,19 +52,12 @@ class RunFailed(Exception):
     """A run of canaries did not finish: a step raised an exception, or no step made progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """When a run of canaries counts as hanging.
-
-    Attributes:
-        run_s: one run.
-        stalled_s: steps in which the model does not run, while requests wait.
-        all_s: all runs together. vLLM gives an engine 600 s to start.
-    """
-
-    run_s: float = 120.0
-    stalled_s: float = 30.0
-    all_s: float = 300.0
+# When a run counts as hanging. vLLM gives an engine 600 s to start.
+RUN_S = 120.0
+STALLED_S = 30.0
+"""Of steps in which the model does not run, while requests wait."""
+ALL_S = 300.0
+"""All runs together."""
 
 
 class Driver:
@@ -59,15 +65,14 @@ class Driver:
     forced, as a `JumpListener`.
 
     Attributes:
-        limits: when a run counts as hanging.
         table: of the tokenizer; None if the engine has none. Then there are no structured canaries.
         num_passes: forward passes so far.
     """
 
-    def __init__(self, engine: EngineCore, limits: StepLimits | None) -> None:
+    def __init__(self, engine: EngineCore, parts: Parts) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
-        self.limits = limits or StepLimits()
+        self._parts = parts
         self._num_sent = 0
         self._begun = time.monotonic()
         self._forced: dict[str, list[int]] = {}
@@ -100,14 +105,14 @@ class Driver:
         try:
             for num_steps in itertools.count():
                 while waiting and (
-                    canaries[waiting[0]].after_steps <= num_steps or not has_work(self._engine)
+                    canaries[waiting[0]].after_steps <= num_steps or not self._is_busy()
                 ):
                     number = waiting.pop(0)
                     told = forced[number] if forced else {}
                     request = self._request(canaries[number], reference, told, rows)
                     sent[request.request_id] = canaries[number], request, answers[number]
                     self._scheduler.add_request(request)
-                if not has_work(self._engine):
+                if not self._is_busy():
                     break
                 results, has_run = self._engine.step_fn()
                 self._engine.post_step(has_run)
@@ -135,22 +140,38 @@ class Driver:
                 answer.tokens = [*(next(iter(row)) for row in answer.rows), *answer.tokens]
         return answers
 
+    def _is_busy(self) -> bool:
+        return self._scheduler.has_requests() or bool(self._engine.batch_queue)
+
     def _require_time(self, started: float, last_pass: float) -> None:
         """
         Raises:
             RunFailed: a run takes too long.
         """
-        now, limits = time.monotonic(), self.limits
-        if now - started > limits.run_s:
-            raise RunFailed(f"not done after {limits.run_s:g} s")
-        if now - last_pass > limits.stalled_s:
-            raise RunFailed(f"nothing ran for {limits.stalled_s:g} s")
-        if now - self._begun > limits.all_s:
-            raise RunFailed(f"the whole check takes more than {limits.all_s:g} s")
+        now = time.monotonic()
+        if now - started > RUN_S:
+            raise RunFailed(f"not done after {RUN_S:g} s")
+        if now - last_pass > STALLED_S:
+            raise RunFailed(f"nothing ran for {STALLED_S:g} s")
+        if now - self._begun > ALL_S:
+            raise RunFailed(f"the whole check takes more than {ALL_S:g} s")
 
     def jumped(self, request: Request, start: int, end: int) -> None:
         """Tokens [start, end) of the output of `request` were forced, jumped over or not."""
         self._forced.setdefault(request.request_id, []).extend(range(start, end))
+
+    @contextlib.contextmanager
+    def recording_jumps(self) -> Iterator[None]:
+        """While inside, answers have their forced tokens."""
+        if (jump := self._parts.jump) is not None:
+            jump.listeners.append(self)
+            jump.short_runs.listeners.append(self.jumped)
+        try:
+            yield
+        finally:
+            if jump is not None:
+                jump.listeners.remove(self)
+                jump.short_runs.listeners.remove(self.jumped)
 
     # -- conditions of a run ----------------------------------------------------------------------
 
@@ -183,6 +204,106 @@ class Driver:
             yield
         finally:
             scheduler.max_num_scheduled_tokens = usual
+
+    # -- the engine around a check ----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """While inside, nothing that the engine does can be seen outside it. Only at idle.
+
+        A connector that is not known to support this stays in place. Then a check runs only if
+        asked for. Afterwards the random generators of this process have their old state (those of
+        workers are not used: canaries are greedy and have a seed), and structured output its old
+        backend, which vLLM would choose for the first structured request.
+        """
+        scheduler, manager = self._scheduler, self._engine.structured_output_manager
+        connector, publisher = scheduler.connector, scheduler.kv_event_publisher
+        backend = manager.backend
+        of_python, of_numpy = random.getstate(), np.random.get_state()
+        of_torch = torch.get_rng_state()
+        if connector is not None and unfit(connector_classes(connector)) is None:
+            scheduler.connector = cast(KVConnectorBase_V1, SilentConnector(connector))
+        scheduler.kv_event_publisher = NullEventPublisher()
+        try:
+            yield
+        finally:
+            scheduler.kv_cache_manager.take_events()  # of canaries; dropped
+            scheduler.connector, scheduler.kv_event_publisher = connector, publisher
+            if manager.backend is not backend:
+                manager.backend = backend
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+            torch.set_rng_state(of_torch)
+
+    def idle_problem(self) -> str | None:
+        """What an engine that has answered every request has kept; None if nothing."""
+        scheduler, radix = self._scheduler, self._parts.radix
+        if scheduler.requests or scheduler.running or scheduler.waiting:
+            return f"{len(scheduler.requests)} requests are left"
+        pool = scheduler.kv_cache_manager.block_pool
+        num_used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one is never used
+        if num_used:
+            return f"{num_used} blocks of the cache are not free"
+        if radix is not None and radix.tree is not None:
+            try:
+                check_pool(radix.pool)
+            except AssertionError as error:
+                return f"the radix tree and the blocks disagree ({error})"
+        return None
+
+    def take_out_requests(self) -> None:
+        """Remove the requests of a run that has failed, and let its steps end. A fault may have
+        left requests in any queue, known to the scheduler or not, ended or not."""
+        engine, scheduler = self._engine, self._scheduler
+        queues = (scheduler.waiting, scheduler.kv_holding_waiting)
+        requests = {*scheduler.requests.values(), *scheduler.running, *itertools.chain(*queues)}
+        with contextlib.suppress(Exception):
+            engine.abort_requests([request.request_id for request in requests])
+        for request in requests:
+            if request in scheduler.running:
+                scheduler.running.remove(request)
+            for queue in queues:
+                if request in queue:
+                    queue.remove_requests([request])
+            scheduler.deferred_waiting.discard(request)
+            scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+            if request.request_id in scheduler.requests:
+                if not request.is_finished():
+                    request.status = RequestStatus.FINISHED_ABORTED
+                scheduler._free_request(request)
+            scheduler.finished_req_ids.add(request.request_id)  # the model runner forgets it too
+        deadline = time.monotonic() + STALLED_S
+        while self._is_busy() and time.monotonic() < deadline:
+            try:
+                engine.post_step(engine.step_fn()[1])
+            except Exception:
+                logger.debug("a step after a failed run failed, too", exc_info=True)
+                if engine.batch_queue:
+                    engine.batch_queue.clear()
+                with contextlib.suppress(Exception):  # what a pass waits for that was not sampled
+                    engine.model_executor.sample_tokens(None)
+        scheduler.processed_step_seq = scheduler.sched_step_seq
+        scheduler._drain_deferred_frees()
+
+    def free_blocks(self) -> None:
+        """Free what a part that is switched off still holds. Only without requests."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        for block in pool.blocks:
+            if block.ref_cnt > 0 and not block.is_null:
+                block.ref_cnt = 1
+                pool.free_blocks([block])
+
+    def forget_canaries(self) -> None:
+        """Empty the cache, and set all counters back to zero.
+
+        Raises:
+            RunFailed: the cache holds what canaries have computed, and cannot be emptied.
+        """
+        self.empty_cache()
+        self._scheduler.make_stats()  # what the next report would count is taken out, and dropped
+        if hasattr(self._engine, "_iteration_index"):
+            self._engine._iteration_index = 0
+        renew(self._parts)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -250,3 +371,38 @@ def _rows(logprobs: LogprobsLists | LogprobsTensors) -> list[Row]:
             logprobs.logprob_token_ids.tolist(), logprobs.logprobs.tolist(), strict=True
         )
     ]
+
+
+class SilentConnector(SupportsHMA):
+    """A scheduler's connector that stores nothing, and hides requests and steps from the real one.
+
+    Its workers get in each step what they would get in a step without requests.
+
+    Args:
+        connector: the real one, at idle. All calls but those in `_ANSWERS` go there.
+    """
+
+    _ANSWERS: Mapping[str, object] = {
+        "on_new_request": None,
+        "get_num_new_matched_tokens": (0, False),
+        "update_state_after_alloc": None,
+        "register_finished_partial_tail": False,
+        "take_events": (),
+    }
+
+    def __init__(self, connector: KVConnectorBase_V1) -> None:
+        self._connector = connector
+        self._nothing = connector.build_connector_meta(SchedulerOutput.make_empty())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._ANSWERS:
+            return lambda *args, **kwargs: self._ANSWERS[name]
+        return getattr(self._connector, name)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self._nothing
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None

@@ -115,26 +115,22 @@ def _removed_at_a_stop(path: Path) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    usual = {number: handler for number, handler in handlers.items() if handler is not None}
 
     def stop(number: int, frame: FrameType | None) -> None:
         _remove(path)
-        handler = usual[signal.Signals(number)]
-        signal.signal(number, handler)
-        if callable(handler):
-            handler(number, frame)
-        elif handler == signal.SIG_DFL:
-            signal.raise_signal(number)
+        signal.signal(number, usual[signal.Signals(number)])
+        signal.raise_signal(number)
 
-    changed = [number for number, handler in usual.items() if handler is not None]
-    for number in changed:
+    for number in usual:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in changed:
+        for number, handler in usual.items():
             if signal.getsignal(number) is stop:
-                signal.signal(number, usual[number])
+                signal.signal(number, handler)
 
 
 def _is_free(path: Path) -> bool:

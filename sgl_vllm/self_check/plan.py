@@ -1,6 +1,6 @@
 """Whether an engine is checked before it serves, and which parts are off if it is not.
 
-Owns the rules. Does not own the check (`runner.py`).
+Owns the rules. Does not own the check (`check.py`).
 """
 
 from __future__ import annotations

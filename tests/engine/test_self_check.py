@@ -25,11 +25,10 @@ from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.scheduler import select
-from sgl_vllm.self_check import stages
-from sgl_vllm.self_check.driver import StepLimits
+from sgl_vllm.self_check import check, driver
+from sgl_vllm.self_check.check import check_engine
 from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
-from sgl_vllm.self_check.runner import check_engine
 from tests.engine.engine import KV_CACHE_BYTES, MODEL, Ask, Engine, random_asks, words
 from tests.engine.test_radix import scores, scoring
 from tests.platforms import asynchronous
@@ -189,8 +188,8 @@ def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_asyn
     with monkeypatch.context() as patch:
         fault(patch)
         # Without our automata, xgrammar's process has to start before a structured request runs.
-        limits = StepLimits(stalled_s=30 if part == "fsm" else 5)
-        report = check_engine(engine.core, engine.scheduler.parts, limits=limits)
+        patch.setattr(driver, "STALLED_S", 30.0 if part == "fsm" else 5.0)
+        report = check_engine(engine.core, engine.scheduler.parts)
         parts = engine.scheduler.sgl_vllm.stats().parts
         assert {name for name in ALL if parts[name] != "on"} == {part}, report.to_text()
         assert parts[part].startswith("the self-check found: ")
@@ -209,7 +208,7 @@ def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(start, ri
     want = right(start)
     engine, part = start_unchecked(start), "fsm"
     with monkeypatch.context() as patch:
-        patch.setattr(stages.Stages, f"_{part}", lambda stages, found: 1 / 0)
+        patch.setattr(check._Check, f"_{part}", lambda check, found: 1 / 0)
         report = check_engine(engine.core, engine.scheduler.parts)
     parts = engine.scheduler.sgl_vllm.stats().parts
     assert {name for name in ALL if parts[name] != "on"} == {part}
@@ -297,8 +296,9 @@ def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
         return execute(*args, **kwargs)
 
     monkeypatch.setattr(engine.core.model_executor, "execute_model", lost_after_some_steps)
+    monkeypatch.setattr(driver, "STALLED_S", 1.0)
     with pytest.raises(DeviceLost, match="illegal memory access"):
-        check_engine(engine.core, engine.scheduler.parts, limits=StepLimits(stalled_s=1))
+        check_engine(engine.core, engine.scheduler.parts)
     assert len(list(folder.iterdir())) == 1
 
 
@@ -343,7 +343,7 @@ def test_the_command_checks_an_engine_of_its_own(tmp_path, start):
     flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--block-size=32"]
     flags += ["--num-gpu-blocks-override=200", "--port=8000"]
     flags += [f"--kv-cache-memory-bytes={KV_CACHE_BYTES}"]
-    arguments = ["verify", "--output", str(tmp_path), "--rounds=1", MODEL, *flags]
+    arguments = ["verify", "--output", str(tmp_path), MODEL, *flags]
     assert cli.main(arguments) == 0
     report = json.loads((tmp_path / "sgl-vllm-verify.json").read_text())
     assert [part["name"] for part in report["parts"]] == ["radix", "fsm", "jump_forward", "select"]
