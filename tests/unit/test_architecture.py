@@ -99,12 +99,17 @@ def imports_in(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def modules() -> dict[str, set[str]]:
     """What each module imports, at its top level or inside functions."""
     paths = {name_of(path): path for path in (ROOT / PACKAGE).rglob("*.py")}
     graph: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
-        for statement in imports_in(ast.parse(path.read_text())):
+        for statement in imports_in(tree_of(path)):
             if isinstance(statement, ast.Import):
                 graph[name].update(alias.name for alias in statement.names)
                 continue
@@ -153,7 +158,7 @@ def test_parts_import_only_what_the_architecture_allows() -> None:
 # -- patches --------------------------------------------------------------------------------------
 
 
-def patches_in(text: str) -> list[str]:
+def patches_in(tree: ast.Module) -> list[str]:
     """The statements of a module that may change what vLLM's code does, other than through
     `patching.py`:
 
@@ -161,20 +166,21 @@ def patches_in(text: str) -> list[str]:
     - an attribute of a class or a module that is imported from vLLM,
     - an attribute with the name of a method that our stubs of vLLM have, of anything but `self`.
     """
-    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
     of_vllm = {
         alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if f"{getattr(node, 'module', None) or alias.name}.".startswith("vllm.")
     }
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         is_patch = False
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2].strip("_")
-            is_patch = name in ("setattr", "delattr") and ast.unparse(node.args[0]) != "self"
+            name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+            is_patch = name.strip("_") in ("setattr", "delattr")
+            is_patch &= bool(node.args) and ast.unparse(node.args[0]) != "self"
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             owner = ast.unparse(node.value)
             is_method = node.attr in vllm_methods() and owner != "self"
@@ -199,7 +205,7 @@ def test_nothing_patches_vllm_but_the_functions_for_it() -> None:
         for path in (ROOT / package).rglob("*.py")
         if path != ROOT / PACKAGE / "vllm_api" / "patching.py"
     ]
-    found = {str(path.relative_to(ROOT)): patches_in(path.read_text()) for path in paths}
+    found = {str(path.relative_to(ROOT)): patches_in(tree_of(path)) for path in paths}
     assert {path: patches for path, patches in found.items() if patches} == {}
 
 

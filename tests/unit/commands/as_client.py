@@ -1,6 +1,6 @@
 """Runs command lines of `sgl-vllm` as where only the client's packages are installed.
 
-    python -m tests.unit.commands.as_client '[["verify", "x"], ...]'
+    python -m tests.unit.commands.as_client '["verify x", ...]'
 
 Prints a list with the exit status, standard output and standard error of each, as JSON.
 """
@@ -20,7 +20,7 @@ OF_THE_SERVER = """
     prometheus_fastapi_instrumentator pyarrow ray safetensors scipy tokenizers torch transformers
     triton vllm xgrammar yaml zmq
 """
-_HIDDEN = set(OF_THE_SERVER.split())
+HIDDEN = OF_THE_SERVER.split()
 
 
 class OfTheClient(PathFinder):
@@ -28,21 +28,18 @@ class OfTheClient(PathFinder):
 
     @classmethod
     def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] in _HIDDEN:
-            return None
-        return super().find_spec(fullname, path, target)
+        is_hidden = fullname.partition(".")[0] in HIDDEN
+        return None if is_hidden else super().find_spec(fullname, path, target)
 
 
-def run(words: list[str]) -> tuple[object, str, str]:
+def run(words: list[str]) -> tuple[int | None, str, str]:
     from sgl_vllm.commands import cli
 
     printed, errors = io.StringIO(), io.StringIO()
-    status: object = None
+    status = None
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         try:
             status = cli.main(words)
-        except SystemExit as ended:
-            status = ended.code or 0
         except BaseException:
             traceback.print_exc()
     return status, printed.getvalue(), errors.getvalue()
@@ -50,5 +47,4 @@ def run(words: list[str]) -> tuple[object, str, str]:
 
 if __name__ == "__main__":
     sys.meta_path[:] = [OfTheClient if finder is PathFinder else finder for finder in sys.meta_path]
-    answers = [run(words) for words in json.loads(sys.argv[1])]
-    print(json.dumps(answers))
+    print(json.dumps([run(words.split()) for words in json.loads(sys.argv[1])]))

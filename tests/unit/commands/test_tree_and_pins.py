@@ -129,7 +129,7 @@ def test_many_prefixes_are_counted_and_deep_ones_are_no_problem(sgl_vllm) -> Non
     wide = [node(None, 100 + number) for number in range(30)]
     _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(wide))])
     assert "14 smaller: 1,491 tokens" in out
-    deep = [node(number - 1 if number else None, 5) for number in range(3000)]
+    deep = [node(number - 1 if number else None, 5) for number in range(1200)]
     status, _, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(deep))])
     assert status == 0
 

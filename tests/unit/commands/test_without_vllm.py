@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from sgl_vllm.commands.cli import COMMANDS
 from tests.unit.prompt_lint.synthetic_log import FAULTS, lines, log
@@ -18,64 +15,48 @@ REMEDY = (
     "vLLM is not installed. The server side needs vLLM 0.31 to 0.33: install the build for your "
     "machine (https://docs.vllm.ai/en/latest/getting_started/installation/)."
 )
+WORKS = {
+    "doctor": (0, "No problems found"),
+    "version": (0, "no vLLM (client)"),
+    "examples classify.py": (0, "sgl.select"),
+    "lint-prompts requests.jsonl": (1, "A timestamp that changes"),
+    "bench": (0, "simulate"),
+    **{
+        f"{name} --help": (0, f" Usage: sgl-vllm {name} ")
+        for names in COMMANDS.values()
+        for name in names
+    },
+}
+"""By command line, the exit status and a part of what is printed."""
+
+FAILS = {
+    "verify x": (2, REMEDY),
+    "doctor MODEL": (2, REMEDY),
+    "doctor --as-on-gpu MODEL --dtype float32": (2, REMEDY),
+    "quickstart --no-browser": (1, REMEDY),
+    "demo": (1, REMEDY),
+    "bench ab tight_cache": (1, REMEDY),
+    "bench kernels": (1, REMEDY),
+    "ray-serve x": (1, "PyYAML is not installed: pip install 'sgl-vllm[ray]'"),
+}
+"""By command line, the exit status and the only line, which is on standard error."""
 
 
-def answers(command_lines: Sequence[Sequence[str]], folder: Path) -> list[tuple[int, str, str]]:
-    """The exit status, standard output and standard error of each."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.unit.commands.as_client", json.dumps(command_lines)],
-        cwd=folder,
+def test_what_needs_vllm_says_so_in_one_line_and_all_else_works(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_text("\n".join(lines(log(FAULTS))))
+    ended = subprocess.run(  # one process for all of them
+        [sys.executable, "-m", "tests.unit.commands.as_client", json.dumps([*FAILS, *WORKS])],
+        cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=True,
     )
-    return [tuple(answer) for answer in json.loads(ended.stdout)]
-
-
-def test_every_help_can_be_read(tmp_path: Path) -> None:
-    wanted = [[name, "--help"] for names in COMMANDS.values() for name in names]
-    for words, (status, printed, errors) in zip(wanted, answers(wanted, tmp_path), strict=True):
-        assert (status, errors) == (0, ""), words
-        assert f" Usage: sgl-vllm {words[0]} " in printed, words
-
-
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (["verify", "x"], 2),
-        (["doctor", "MODEL"], 2),
-        (["doctor", "--as-on-gpu", "MODEL", "--dtype", "float32"], 2),
-        (["quickstart", "--no-browser"], 1),
-        (["demo"], 1),
-        (["bench", "ab", "tight_cache"], 1),
-        (["bench", "kernels"], 1),
-    ],
-)
-def test_what_needs_vllm_says_so_in_one_line_and_writes_nothing(
-    tmp_path: Path, words: list[str], status: int
-) -> None:
-    name = " ".join(words[: 2 if words[0] == "bench" else 1])
-    assert answers([words], tmp_path) == [(status, "", f"sgl-vllm {name}: {REMEDY}\n")]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_needs_no_vllm_works(tmp_path: Path) -> None:
-    (tmp_path / "requests.jsonl").write_text("\n".join(lines(log(FAULTS))))
-    works = {
-        ("doctor",): (0, "No problems found"),
-        ("version",): (0, "no vLLM (client)"),
-        ("examples", "classify.py"): (0, "sgl.select"),
-        ("lint-prompts", "requests.jsonl"): (1, "A timestamp that changes"),
-        ("bench",): (0, "simulate"),
-    }
-    for (words, (status, says)), answer in zip(
-        works.items(), answers([*works], tmp_path), strict=True
-    ):
-        assert answer[0] == status and says in answer[1], (words, answer)
-
-
-def test_ray_serve_says_what_it_needs_in_one_line(tmp_path: Path) -> None:
-    ((status, _, error),) = answers([["ray-serve", "models.yaml"]], tmp_path)
-    expected = "sgl-vllm ray-serve: PyYAML is not installed: pip install 'sgl-vllm[ray]'\n"
-    assert (status, error) == (1, expected)
+    answers = dict(zip([*FAILS, *WORKS], json.loads(ended.stdout), strict=True))
+    for words, (status, line) in FAILS.items():
+        name = " ".join(words.split()[: 2 if words.startswith("bench") else 1])
+        assert answers[words] == [status, "", f"sgl-vllm {name}: {line}\n"], words
+    for words, (status, says) in WORKS.items():
+        assert answers[words][0] == status and says in answers[words][1], (words, answers[words])
+        assert answers[words][2] == "", words
+    assert [path.name for path in tmp_path.iterdir()] == ["requests.jsonl"]

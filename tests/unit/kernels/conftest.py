@@ -25,7 +25,6 @@ VARIABLE = "TRITON_INTERPRET"
 IS_INTERPRETING = os.environ.get(VARIABLE) == "1"
 COMPILED = "test_compiles.py"
 PURE = ("test_attention_backend.py", "test_decode_step.py", "test_prefix_plan.py")
-SLOW = ("test_benchmarks.py", "test_extend_attention.py", "test_prefix_attention.py")
 
 
 class InInterpreter(pytest.File):
@@ -33,8 +32,7 @@ class InInterpreter(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         run = Run.from_parent(self, name=f"{self.path.stem} in Triton's interpreter")
-        if self.path.name in SLOW:
-            run.add_marker(pytest.mark.slow)
+        run.add_marker(pytest.mark.slow)
         yield run
 
 

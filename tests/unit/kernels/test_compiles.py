@@ -20,6 +20,8 @@ from triton.compiler import ASTSource
 
 from sgl_vllm.kernels import prefix_attention
 
+pytestmark = pytest.mark.slow
+
 AMPERE, HOPPER = 80, 90
 SHARED_BYTES = {AMPERE: 163 * 1024, HOPPER: 227 * 1024}
 """What a program may have."""

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.kernels import decode_step, prefix_levels, prefix_plan
 from sgl_vllm.kernels.decode_step import Layer, Planner, num_decodes
+from tests.effort import examples
 
 LAYER = Layer(head_size=128, num_heads=32, num_kv_heads=8)
 SHAPE = prefix_levels.AttentionShape(4, 1, 32, 2, 16)
@@ -86,6 +87,7 @@ def test_no_plan_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(calls) == 2
 
 
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_a_kept_plan_is_right_for_the_table_of_its_step(data: st.DataObject) -> None:
     planner = Planner(SHAPE, EAGER)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.kernels import prefix_levels as pl
 from sgl_vllm.kernels import prefix_plan as pp
+from tests.effort import examples
 
 SHAPE = pl.AttentionShape(
     num_heads=4, num_kv_heads=2, head_size=64, itemsize_bytes=2, block_size_tokens=4
@@ -120,6 +121,7 @@ def nodes_of(tree: pl.PrefixTree) -> set[Node]:
     return nodes
 
 
+@settings(max_examples=examples(20))
 @given(batches())
 def test_the_tree_is_the_one_found_by_hand(batch: Batch) -> None:
     full = batch.seq_lens // SHAPE.block_size_tokens
@@ -167,6 +169,7 @@ def assert_covered(plan: pp.Plan, batch: Batch, grown_by: int = 0) -> None:
     assert (written == 1).all()
 
 
+@settings(max_examples=examples(20))
 @given(batches(), shapes, costs, st.integers(1, 9))
 def test_a_plan_covers_every_position_once_in_tiles_that_hold_it(
     batch: Batch, shape: pl.AttentionShape, costs: pl.Costs, grown_by: int
@@ -185,6 +188,7 @@ def test_a_plan_covers_every_position_once_in_tiles_that_hold_it(
     assert (pp.make_plan(*wider, shape, costs) is not None) == plan.pays(costs)
 
 
+@settings(max_examples=examples(20))
 @given(batches(max_blocks=5), shapes, costs)
 def test_the_chosen_levels_are_the_cheapest_choice(
     batch: Batch, shape: pl.AttentionShape, costs: pl.Costs
