@@ -6,6 +6,7 @@ those that its hash stands for, that nothing is announced twice, and nothing unk
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import unpack
 from sgl_vllm.radix.tree import RadixTree
+from tests.engine.late import LateCore
 
 
 class Block(NamedTuple):
@@ -105,6 +107,21 @@ class Subscriber:
         assert self.known.isdisjoint(blocks), "a block is announced twice"
         self.known.update(blocks)
         self.kinds[event.group_idx] = event.kv_cache_spec_kind
+
+
+def watch(core: LateCore) -> None:
+    """Check after every eighth step that a subscriber knows the whole blocks of every group."""
+    subscriber, advance = Subscriber(core.scheduler), core.advance
+    steps = itertools.count()
+
+    def advance_and_check() -> None:
+        advance()
+        if next(steps) % 8:
+            return
+        subscriber.read_all()
+        assert subscriber.known == whole_blocks(core.scheduler)
+
+    core.advance = advance_and_check  # type: ignore[method-assign]
 
 
 def whole_blocks(scheduler: Scheduler) -> set[Block]:

@@ -71,18 +71,26 @@ class Drafter:
     Args:
         whole: by request id, its prompt and its answer.
         num_drafts: how many tokens it proposes at a time.
+        wrong_share: of the tokens.
     """
 
-    def __init__(self, whole: Mapping[str, Sequence[int]], num_drafts: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        whole: Mapping[str, Sequence[int]],
+        num_drafts: int,
+        seed: int = 0,
+        wrong_share: float = 0.25,
+    ) -> None:
         self.num_drafts = num_drafts
         self._whole = whole
         self._rng = random.Random(seed)
+        self._wrong_share = wrong_share
 
     def propose(self, request_id: str, num_tokens: int) -> list[int]:
         """What follows the first `num_tokens` of a request."""
         drafts = list(self._whole.get(request_id, ())[num_tokens : num_tokens + self.num_drafts])
         drafts += [7] * (self.num_drafts - len(drafts))
-        return [8 if self._rng.random() < 0.25 else draft for draft in drafts]
+        return [8 if self._rng.random() < self._wrong_share else draft for draft in drafts]
 
 
 class Runner(ABC):

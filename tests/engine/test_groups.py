@@ -20,7 +20,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from benchmarks.engine_settings import MLA
+from benchmarks.engine_settings import HEADS, MLA
 from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies
@@ -29,6 +29,7 @@ from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import by_turns, examples, some_nightly
 from tests.engine.drafters import MASKS_AFTER_DRAFTS
+from tests.engine.event_subscriber import watch
 from tests.engine.jobs import (
     Job,
     cached_tokens,
@@ -153,12 +154,16 @@ def want() -> Want:
     ("layout", "shape", "runner", "is_async"), by_turns(SOME_NIGHTLY, SHAPES, RUNNERS)
 )
 def test_every_request_gets_the_same_tokens(want, layout, shape, runner, is_async):
-    """Jumps, preemptions, and with a seed also aborts and resets, some with a step in flight."""
+    """Jumps, preemptions, and with a seed also KV events, aborts and resets, some with a step in
+    flight."""
     jobs, answers = want
     block_size, max_tokens, policy, room = shape
     settings = {"block_size": block_size, "max_num_batched_tokens": max_tokens, "policy": policy}
     for seed in (None, 1):
-        core = make_core(layout, runner, is_async, room=room, **settings)
+        has_events = seed is not None and LAYOUTS[layout].get("full_attention", HEADS) is not None
+        core = make_core(layout, runner, is_async, room=room, kv_events=has_events, **settings)
+        if has_events:
+            watch(core)
         disturb = random.Random(seed) if seed is not None else None
         aborted = serve(core, jobs, disturb)
         assert bool(aborted) == (disturb is not None)

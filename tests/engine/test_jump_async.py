@@ -18,6 +18,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
 from tests.effort import by_turns
+from tests.engine.event_subscriber import watch
 from tests.engine.jobs import (
     WHOLE,
     Job,
@@ -75,7 +76,8 @@ def test_every_request_gets_the_same_tokens(want, shape, runner):
     counts = jump_counts(core)
     assert 0 < counts.stale_tokens <= counts.jumps
     assert counts.forced_tokens > 500
-    core = LateCore(**settings)
+    core = LateCore(kv_events=True, **settings)
+    watch(core)
     aborted = serve(core, jobs, random.Random(0))
     assert aborted
     check(core.answers, answers, aborted)

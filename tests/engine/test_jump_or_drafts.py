@@ -31,20 +31,13 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-class Right(Drafter):
-    """Every draft is right."""
-
-    def propose(self, request_id: str, num_tokens: int) -> list[int]:
-        whole = self._whole[request_id]
-        drafts = list(whole[num_tokens : num_tokens + self.num_drafts])
-        return drafts + [7] * (self.num_drafts - len(drafts))
+def right(whole: Mapping[str, list[int]]) -> Drafter:
+    return Drafter(whole, NUM_DRAFTS, wrong_share=0.0)
 
 
-class Wrong(Drafter):
-    """Every draft is wrong: the grammars here refuse it."""
-
-    def propose(self, request_id: str, num_tokens: int) -> list[int]:
-        return [7] * self.num_drafts
+def wrong(whole: Mapping[str, list[int]]) -> Drafter:
+    """The grammars here refuse every draft."""
+    return Drafter(whole, NUM_DRAFTS, wrong_share=1.0)
 
 
 def stocks(jobs: list[Job]) -> dict[str, Answer]:
@@ -122,17 +115,16 @@ def test_a_request_takes_no_more_passes_than_with_the_better_of_the_two(pattern,
         assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]
         return core.runner.num_passes
 
-    right, wrong = Right(tokens, NUM_DRAFTS), Wrong(tokens, NUM_DRAFTS)
-    only_jumps, only_drafts = passes(None), passes(right, OFF)
-    assert passes(wrong) == only_jumps < passes(None, OFF)
-    assert passes(right) <= min(only_jumps, only_drafts)
+    only_jumps, only_drafts = passes(None), passes(right(tokens), OFF)
+    assert passes(wrong(tokens)) == only_jumps < passes(None, OFF)
+    assert passes(right(tokens)) <= min(only_jumps, only_drafts)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_forced_report_counts_what_is_sent_after_the_next_pass(runner):
     job = Job("one", [70, 71, 72], params("[a-z]1a2b3c4d5e6f7g", extra_args={"sgl_report": 1}))
     tokens = whole([job], stocks([job]))
-    core = make_core(runner, Wrong(tokens, NUM_DRAFTS))
+    core = make_core(runner, wrong(tokens))
     serve_all(core, [job])
     answer = core.answers["one"]
     assert [*job.prompt, *answer.tokens] == tokens["one"]
@@ -146,7 +138,7 @@ def test_a_canonical_jump_leaves_accepted_drafts_that_are_the_forced_tokens(runn
     job = Job("one", [70, 71, 72], params("[a-z]{4}1[a-z]{4}2[a-z]{4}3[a-z]{4}4[a-z]{4}"))
     tokens = whole([job], wanted([job]))
     passes, forced = [], []
-    for drafter in (None, Right(tokens, NUM_DRAFTS)):
+    for drafter in (None, right(tokens)):
         core = make_core(runner, drafter, CANONICAL)
         serve_all(core, [job])
         assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]

@@ -1,5 +1,7 @@
-"""KV events of models with several KV-cache groups tell, for each group, which whole blocks the
-tree holds."""
+"""KV events of models with several KV-cache groups: what a router may conclude from them.
+
+`test_groups.py` compares them with the tree all along.
+"""
 
 from __future__ import annotations
 
@@ -12,72 +14,27 @@ import pytest
 pytest.importorskip("vllm")
 
 from sgl_vllm.radix.tree import RadixTree
-from tests.engine.event_subscriber import Block, Subscriber, whole_blocks
-from tests.engine.jobs import (
-    Job,
-    cached_tokens,
-    check,
-    mixed_jobs,
-    params,
-    serve,
-    serve_without_checks,
-    wanted,
-    with_continuations,
-)
-from tests.engine.late import Answer, LateCore
-from tests.engine.late_runners import Runner, V1Runner, V2Runner
+from tests.engine.event_subscriber import Block, Subscriber
+from tests.engine.jobs import cached_tokens, params, serve_without_checks
+from tests.engine.late import LateCore
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one group": {},
     "gpt-oss": {"sliding_windows": (24,)},
     "windows and chunks": {"sliding_windows": (9, 70), "attention_chunks": (24,)},
     "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},
-    "qwen3-next": {"num_recurrent_groups": 3},
     "recurrent and a window": {"num_recurrent_groups": 1, "sliding_windows": (40,)},
 }
-RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 
 
-@pytest.fixture(scope="module")
-def want() -> tuple[list[Job], dict[str, Answer]]:
-    jobs = mixed_jobs(30, seed=8)
-    return with_continuations(jobs, wanted(jobs))
-
-
-@pytest.mark.parametrize("num_blocks", [90, pytest.param(900, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("runner", "is_async"), RUNNERS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_subscriber_knows_the_whole_blocks_of_every_group_after_every_step(
-    want, layout, runner, is_async, num_blocks
-):
-    jobs, answers = want
-    core: Any = make_core(layout, runner, is_async, num_blocks=num_blocks)
-    subscriber = Subscriber(core.scheduler)
-    advance, num_checks = core.advance, 0
-
-    def advance_and_check() -> None:
-        nonlocal num_checks
-        advance()
-        subscriber.read_all()
-        assert subscriber.known == whole_blocks(core.scheduler)
-        num_checks += bool(subscriber.known)
-
-    core.advance = advance_and_check
-    aborted = serve(core, jobs, random.Random(1))
-    check(core.answers, answers, aborted)
-    assert num_checks > 50
-    assert core.scheduler.sgl_vllm.stats().evictions.evicted_blocks > 100 or num_blocks > 500
-
-
-def make_core(
-    layout: str, runner: type[Runner] = V1Runner, is_async: bool = False, **more: Any
-) -> LateCore:
+def make_core(layout: str, num_blocks: int) -> LateCore:
     core = LateCore(
-        runner=runner,
-        async_scheduling=is_async,
+        async_scheduling=False,
         kv_events=True,
         max_num_batched_tokens=100,
-        **{"block_size": 8, **LAYOUTS[layout], **more},
+        block_size=8,
+        num_blocks=num_blocks,
+        **LAYOUTS[layout],
     )
     assert core.scheduler.sgl_vllm.stats().parts["radix"] == "on"
     return core
