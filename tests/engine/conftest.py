@@ -67,12 +67,14 @@ def quick_starts(environment: None) -> Iterator[None]:
     `lscpu` for the cores, twice, and searches all modules for kernels to replace.
 
     It also starts a process for each class of models that it has not seen on this machine, which
-    only imports it. On a fresh machine that takes longer than most tests."""
+    only imports it, and compiles how it ranks log-probabilities. Either takes longer than most
+    tests."""
+    import torch
     from vllm.model_executor.models import registry
     from vllm.platforms.cpu import CpuPlatform
     from vllm.utils import cpu_resource_utils
 
-    with pytest.MonkeyPatch.context() as patch:
+    with torch.compiler.set_stance("force_eager"), pytest.MonkeyPatch.context() as patch:
         cores = functools.cache(cpu_resource_utils._get_cpu_list)
         patch.setattr(cpu_resource_utils, "_get_cpu_list", cores)
         replace_kernels = functools.cache(CpuPlatform.register_triton_kernel_overrides)

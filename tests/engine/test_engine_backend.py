@@ -19,6 +19,21 @@ LONG = "Once upon a time there was a hare who lived at the edge of a large and d
 MAX_MODEL_LEN = 1024
 
 
+SHORT = "{% if short %}one two three four five {% endif %}"
+"""What the chat template of the model writes for a request that asks for it."""
+REUSING = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """The demo's, with an option in its chat template."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    shutil.copytree(MODEL, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(SHORT + template.read_text())
+    return str(folder)
+
+
 def engine_of(model: str = MODEL, **options) -> sgl.Engine:
     defaults = {
         "dtype": "float32",
@@ -42,8 +57,8 @@ def children_of_others():
 
 
 @pytest.fixture(scope="module")
-def engine(children_of_others):
-    with engine_of() as engine:
+def engine(children_of_others, model):
+    with engine_of(model, plugin=REUSING) as engine:
         yield engine
 
 
@@ -118,10 +133,10 @@ def results(backend) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def on_server() -> dict[str, object]:
+def on_server(model) -> dict[str, object]:
     options = ["--dtype", "float32", "--max-num-seqs", "16", "--block-size", "32"]
     with VllmServer(
-        MODEL, max_model_len=MAX_MODEL_LEN, extra_args=options, env={"OMP_NUM_THREADS": "1"}
+        model, max_model_len=MAX_MODEL_LEN, extra_args=options, env={"OMP_NUM_THREADS": "1"}
     ) as server:
         return results(sgl.VLLM(server.url))
 
@@ -197,8 +212,9 @@ def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
     sgl.flush_cache(engine)
     assert program.run(backend=engine).usage.cached_prompt_tokens == 0
     info = sgl.get_server_info(engine)
-    assert (info.model, info.max_model_len) == (MODEL, MAX_MODEL_LEN)
-    assert info.plugin is False and info.stats is None
+    assert (info.model, info.max_model_len) == (engine.model, MAX_MODEL_LEN)
+    assert info.plugin and info.stats is not None and info.stats["parts"]["radix"] == "on"
+    assert info.stats["parts"]["jump_forward"] != "on"
 
 
 def unfinished(engine) -> int:
@@ -255,6 +271,45 @@ def test_a_wrong_argument_is_an_error_at_the_start():
         pass
 
 
+# -- approximate reuse
+
+
+@sgl.function
+def in_short(s, documents, reuse):
+    s += "Some documents.\n" + sgl.any_order(documents, key=documents.index, reuse=reuse)
+    s += "\nIn short:" + sgl.gen("answer", max_tokens=8)
+
+
+@sgl.function
+def in_short_by_turns(s, documents):
+    s += sgl.system("You read.")
+    s += sgl.user(sgl.any_order(documents, key=documents.index, reuse="approximate") + "In short?")
+    s += sgl.assistant(sgl.gen("answer", max_tokens=8))
+
+
+def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it(engine):
+    documents = [f"{name} lives near the river and is old.\n" * 12 for name in ("Ann", "Bo", "Cy")]
+    in_short.run(documents, "approximate", backend=engine)
+    exact = in_short.run(documents[::-1], None, backend=engine)
+    assert exact.usage.reused_tokens == 0
+    engine.flush_cache()
+    in_short.run(documents, "approximate", backend=engine)
+    reusing = in_short.run(documents[::-1], "approximate", backend=engine)
+    by_turns = in_short_by_turns.run(documents, backend=engine)
+    for usage in (reusing.usage, by_turns.usage):
+        assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
+
+
+def test_a_chat_template_gets_what_it_takes(engine, monkeypatch):
+    @sgl.function
+    def program(s):
+        s += sgl.user("ab") + sgl.assistant(sgl.gen("answer", max_tokens=1))
+
+    plain = program.run(backend=engine).usage.prompt_tokens
+    monkeypatch.setitem(engine._chat_template_kwargs, "short", True)
+    assert program.run(backend=engine).usage.prompt_tokens >= plain + 5
+
+
 @pytest.mark.slow
 def test_closing_leaves_no_process_and_later_use_starts_it_again(
     engine, children_of_others, monkeypatch
@@ -267,57 +322,7 @@ def test_closing_leaves_no_process_and_later_use_starts_it_again(
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
     monkeypatch.setenv("VLLM_PLUGINS", "another")
-    with engine_of(plugin={"jump_forward": False}) as with_plugin:
-        info = sgl.get_server_info(with_plugin)
-        assert info.plugin and info.stats is not None and info.stats["parts"]["radix"] == "on"
-        assert info.stats["parts"]["jump_forward"] != "on"
+    with engine_of(plugin=True) as with_all_parts:
         assert os.environ["VLLM_PLUGINS"] == "another"
-        state = text_program.run(backend=with_plugin, temperature=0.0)
+        state = text_program.run(backend=with_all_parts, temperature=0.0)
         assert state["year"] and state["mean"] and state.usage.cached_prompt_tokens
-
-
-# -- approximate reuse
-
-
-@sgl.function
-def in_short(s, documents, reuse):
-    s += "Some documents.\n" + sgl.any_order(documents, key=documents.index, reuse=reuse)
-    s += "\nIn short:" + sgl.gen("answer", max_tokens=8)
-
-
-def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it():
-    documents = [f"{name} lives near the river and is old.\n" * 12 for name in ("Ann", "Bo", "Cy")]
-    with engine_of(plugin={"approximate_reuse": True}) as engine:
-        in_short.run(documents, "approximate", backend=engine)
-        exact = in_short.run(documents[::-1], None, backend=engine)
-        assert exact.usage.reused_tokens == 0
-        engine.flush_cache()
-        in_short.run(documents, "approximate", backend=engine)
-        reusing = in_short.run(documents[::-1], "approximate", backend=engine)
-        by_turns = in_short_by_turns.run(documents, backend=engine)
-    for usage in (reusing.usage, by_turns.usage):
-        assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
-
-
-@sgl.function
-def in_short_by_turns(s, documents):
-    s += sgl.system("You read.")
-    s += sgl.user(sgl.any_order(documents, key=documents.index, reuse="approximate") + "In short?")
-    s += sgl.assistant(sgl.gen("answer", max_tokens=8))
-
-
-def test_a_chat_template_gets_what_it_takes(tmp_path):
-    model = tmp_path / "model"
-    shutil.copytree(MODEL, model)
-    template = "{% if short %}one two three four five {% endif %}{{ messages[0]['content'] }}"
-    (model / "chat_template.jinja").write_text(template)
-    backend = engine_of(str(model), chat_template_kwargs={"short": True})
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("ab") + sgl.assistant(sgl.gen("answer", max_tokens=1))
-
-    with backend:
-        with_option = program.run(backend=backend).usage.prompt_tokens
-        num_plain = len(background_loop().run_blocking(lambda: backend.tokenize(TextPrompt("ab"))))
-    assert with_option >= num_plain + 5

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import EngineSettings
 from benchmarks.simulator import Simulation
 from benchmarks.traces import Call, Program, Trace
-from sgl_vllm.radix.pool import RadixBlockPool
-from tests.engine.checked_simulation import CheckedSimulation
-from tests.engine.kv_memory import WrongKvError
 
 ARMS = ("stock", "sgl")
 pytestmark = pytest.mark.slow
@@ -42,62 +38,18 @@ def run(
     arm: str,
     *,
     cache_fraction: float = 1.5,
-    block_size: int = 16,
     async_scheduling: bool = False,
     concurrency: int | None = 1,
-    kind: type[Simulation] = Simulation,
-    **checks: Any,
 ) -> Result:
     num_tokens = cache_fraction * traces.reuse(trace).working_set_tokens
     settings = EngineSettings(
-        num_blocks=int(max(num_tokens, trace.max_call_tokens) / block_size) + 2,
-        block_size=block_size,
+        num_blocks=int(max(num_tokens, trace.max_call_tokens) / 16) + 2,
+        block_size=16,
         max_model_len=trace.max_call_tokens + 1,
         max_num_seqs=16,
         async_scheduling=async_scheduling,
     )
-    return kind(trace, arm, settings, CostModel(), concurrency=concurrency, **checks).run()
-
-
-@pytest.mark.parametrize(
-    ("name", "cache_fraction", "block_size", "async_scheduling"),
-    [
-        ("chat", 0.3, 128, False),
-        ("tree_of_thought", 0.05, 16, True),
-        ("fork_join", 0.05, 128, True),
-    ],
-)
-def test_every_pass_reads_what_was_computed_for_its_tokens(
-    name: str, cache_fraction: float, block_size: int, async_scheduling: bool
-) -> None:
-    """With steps in flight, preemption, copies of partial blocks, and aborts at any time."""
-    trace = traces.generate(name, 150)
-    result = run(
-        trace,
-        "sgl",
-        cache_fraction=cache_fraction,
-        block_size=block_size,
-        async_scheduling=async_scheduling,
-        concurrency=8,
-        kind=CheckedSimulation,
-        abort_share=0.02,
-    )
-    assert result.parts["radix"] == "on"
-    assert result.copied_blocks > 20
-
-
-def test_a_pass_that_reads_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If blocks that this very pass computes could be copied from before it."""
-    monkeypatch.setattr(RadixBlockPool, "may_be_copied", lambda pool, num_tokens, blocks: True)
-    with pytest.raises(WrongKvError, match="reads a wrong key and value"):
-        run(
-            traces.generate("fork_join", 100),
-            "sgl",
-            block_size=128,
-            async_scheduling=True,
-            concurrency=8,
-            kind=CheckedSimulation,
-        )
+    return Simulation(trace, arm, settings, CostModel(), concurrency=concurrency).run()
 
 
 @pytest.mark.parametrize("arm", ARMS)
