@@ -7,7 +7,6 @@ without jumps, where forced text may only be spelled canonically.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
 
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.slot_copies import slots_to_copy
 from tests.effort import by_turns
 from tests.engine.event_subscriber import watch
 from tests.engine.jobs import (
@@ -86,30 +83,6 @@ def test_every_request_gets_the_same_tokens(want, shape, runner):
     assert aborted
     check(core.answers, answers, aborted)
     jump_counts(core)
-
-
-class CopiesSlots(V1Runner):
-    """Before a pass it copies the matched slots of a block alone, as `radix_slot_copy` does."""
-
-    num_copies = num_slots = 0
-
-    def execute_model(self, scheduled: SchedulerOutput, non_block: bool = False) -> Any:
-        copies, slots = slots_to_copy(scheduled, self._block_size), self._memory._slots
-        assert {source for source, *_ in copies}.isdisjoint(copy[1] for copy in copies)
-        for source, destination, number in copies:
-            slots[destination, :number] = slots[source, :number]
-            self.num_slots += number
-        self.num_copies += len(copies)
-        return super().execute_model(replace(scheduled, kv_cache_block_copies=None), non_block)
-
-
-def test_copying_the_matched_slots_alone_is_enough(want):
-    jobs, answers = want
-    core = LateCore(runner=CopiesSlots, block_size=16)
-    check(core.answers, answers, serve(core, jobs, random.Random(0)))
-    runner: Any = core.runner
-    assert runner.num_copies > 20
-    assert runner.num_slots < runner.num_copies * 16 * 0.8
 
 
 # -- what a jump costs and saves -------------------------------------------------------------------
