@@ -172,7 +172,7 @@ class Options:
     why_evicted_mb: float = _option(
         16.0,
         "Host memory, in MiB, for token ids of evicted prefixes, so that `/v1/sgl/why` can name "
-        "evictions. Each evicted run of tokens takes 500 bytes and 4 per token. With 0, evicted "
+        "evictions. Each evicted sequence takes 600 bytes and 4 per token. With 0, evicted "
         "tokens count as never cached.",
         page="operations.md",
     )

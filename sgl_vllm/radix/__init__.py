@@ -27,7 +27,7 @@ are empty, the tree evicts some that no request holds (`pool.get_new_blocks`, `t
 order of `eviction_order.py`.
 
 Beside this way: `pins.py` (prefixes that stay), `checkpoints.py` (states for other requests),
-`loads.py` (what a connector is still loading), `evicted_runs.py` and `misses.py` (why tokens were
-missed), `watchers.py` (which waiting requests to match again), `snapshot.py` (what is shown), and
-`part.py` (which models are served).
+`loads.py` (what a connector is still loading), `evicted_prefixes.py` and `misses.py` (why tokens
+were missed), `watchers.py` (which waiting requests to match again), `snapshot.py` (what is shown),
+and `part.py` (which models are served).
 """

@@ -33,7 +33,7 @@ def check_tree(tree: RadixTree) -> None:
             assert tree.order.holds(node), "an evictable leaf is in no queue"
         num_tokens += node.end - node.start
         num_nodes += 1
-    tree.evictions.check(tree.nodes())
+    tree.evictions.check()
     for component in tree.components:
         component.check(tree.nodes())
         owners |= {i: node for i, node in tree.blocks.owners.items() if i in component}

@@ -1,7 +1,7 @@
 """Why prompt tokens were not read from the cache.
 
 Owns the causes, their counters, and the explanations of the last requests. Does not own the lookup
-(`lookup.py`), nor what was evicted (`evicted_runs.py`). Imports no vLLM.
+(`lookup.py`), nor what was evicted (`evicted_prefixes.py`). Imports no vLLM.
 
 Each prompt token that a request computes at its first admission has one cause. From the hit on:
 
@@ -27,8 +27,7 @@ from typing import Any, NamedTuple  # Any: JSON
 from sgl_vllm.counters import counter
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.request_ids import is_of_client
-from sgl_vllm.radix.evicted_runs import evicted_parts
-from sgl_vllm.radix.node import Match, Runs
+from sgl_vllm.radix.node import Match
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, unpack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -194,19 +193,22 @@ class Misses:
         """The request that may be admitted next has this match, of which it does not read the
         tokens in `missed`. The match is made since the last change of the tree.
 
-        Costs some comparisons if nothing has been evicted where the match ends; otherwise one
-        dictionary lookup and one `memcmp` per evicted run.
+        Costs another match, in what was evicted, if anything was in this namespace.
         """
         self._missed = missed
         position, node = match
         if position >= num_prompt_tokens:
             return
-        if node is not None:
-            runs = node.evicted_runs
-        else:
-            runs = tree.evictions.at_root(namespace)
-        if runs:
-            position = self._add_evicted(runs, position, tokens, num_prompt_tokens, tree.clock())
+        now, last = tree.clock(), None
+        for end, eviction in tree.evictions.of(namespace, tokens, position):
+            if position == num_prompt_tokens:
+                break
+            position = min(end, num_prompt_tokens)
+            if eviction.reason == last:  # at another time
+                missed[-1] = (position, *missed[-1][1:])
+            else:
+                missed.append((position, eviction.reason, now - eviction.at))
+            last = eviction.reason
         adapters, own = self._adapters, namespace.adapter
         if own not in adapters:
             adapters[own] = None
@@ -231,21 +233,6 @@ class Misses:
             next_tokens = tokens[offset : offset + MAX_TEXT_TOKENS * TOKEN_BYTES]
             difference = Difference(next_tokens, _next_cached(match))
         missed.append((num_prompt_tokens, "differs", difference))
-
-    def _add_evicted(
-        self, runs: Runs, position: int, tokens: Tokens, num_prompt_tokens: int, now: float
-    ) -> int:
-        """Add what was evicted of `tokens` from `position` on, where `runs` hang. Returns where it
-        ends."""
-        missed, last = self._missed, None
-        for end, reason, evicted_at in evicted_parts(runs, position, tokens):
-            position = min(end, num_prompt_tokens)
-            if reason == last:  # a leaf that was evicted block by block
-                missed[-1] = (position, *missed[-1][1:])
-            else:
-                missed.append((position, reason, now - evicted_at))
-            last = reason
-        return position
 
     # -- at the admission ---------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
 
@@ -34,12 +34,6 @@ Namespace = Hashable
 ENDED_S = 1e9
 """Offset that makes nodes which count as never used sort before all others."""
 
-RUN_BYTES = 500
-"""Host memory of a run beside its tokens, about."""
-
-Reason = Literal["evicted", "expired", "flushed"]
-"""Why tokens have left the tree: to make room, unused for too long, or when it was emptied."""
-
 
 class Context(Protocol):
     """What ends in a leaf. It moves up when the leaf is evicted, and is gone with its sequence."""
@@ -47,33 +41,6 @@ class Context(Protocol):
     leaf: Node | None
 
     def move_to(self, leaf: Node) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class EvictedRun:
-    """Tokens that were cached one after another, and evicted together or from their end on.
-
-    Attributes:
-        tokens: what was evicted.
-        reason, evicted_at: why, and when on the tree's clock the first of them were.
-        evicted_runs: what continues the run or a part of it.
-        holder: the runs that it is one of, under `key`.
-    """
-
-    tokens: Tokens
-    reason: Reason
-    evicted_at: float
-    evicted_runs: Runs | None
-    holder: Runs
-    key: tuple[int, Tokens]
-
-    @property
-    def num_bytes(self) -> int:
-        return RUN_BYTES + len(self.tokens)
-
-
-Runs = dict[tuple[int, Tokens], EvictedRun]
-"""By position in the sequence and first token."""
 
 
 _NO_STATES: dict[int, tuple[int, ...]] = {}
@@ -92,7 +59,6 @@ class Node:
         windows: for each window group of the tree, its blocks of the same tokens, or `HOLE`
             (`components/windows.py`).
         states: by position, the blocks of the recurrent groups (`components/states.py`).
-        evicted_runs: what was evicted after a part of its tokens (`evicted_runs.py`).
         parent: None for a root, and for a node that is no longer in the tree.
         children: by their first token.
         serial: identifies the node in snapshots.
@@ -111,7 +77,6 @@ class Node:
     end: int = field(init=False)
     windows: tuple[list[int], ...] = ()
     states: dict[int, tuple[int, ...]] = field(default_factory=lambda: _NO_STATES)
-    evicted_runs: Runs | None = None
     children: dict[Tokens, Node] = field(default_factory=dict)
     serial: int = 0
     num_hits: int = 0

@@ -13,7 +13,7 @@ from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.components.component import Component, Given, States
 from sgl_vllm.radix.components.states import RecurrentStates
 from sgl_vllm.radix.components.windows import WindowGroup, Windows
-from sgl_vllm.radix.evicted_runs import EvictionMemory
+from sgl_vllm.radix.evicted_prefixes import EvictedPrefixes
 from sgl_vllm.radix.eviction_order import EvictionOrder
 from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
 from sgl_vllm.radix.node import InsertResult, Namespace, Node, descend, subtree
@@ -86,7 +86,7 @@ class PrefixTree:
         self.order = EvictionOrder(policy, self.blocks, has_tail)
         self.shortened: list[int] = []
         self._namespaces: dict[Node, Namespace] = {}  # of roots
-        self.evictions = EvictionMemory(max_evicted_bytes, self._namespaces)
+        self.evictions = EvictedPrefixes(max_evicted_bytes, self._namespaces)
         self._num_created = 0
 
     def __contains__(self, block_id: int) -> bool:
@@ -198,7 +198,6 @@ class PrefixTree:
             return descend(root, tokens, 0)
         root = self.roots[namespace] = Node(None, 0, b"", [], 0)
         self._namespaces[root] = namespace
-        self.evictions.root_added(root)
         return root, 0
 
     def _replace_tail(self, leaf: Node, block_id: int) -> list[int]:
@@ -210,12 +209,9 @@ class PrefixTree:
 
     def _grow_leaf(self, leaf: Node, tokens: Tokens, block_ids: Sequence[int]) -> None:
         self.watchers.notify(leaf, tokens[:TOKEN_BYTES])
-        old_end = leaf.end
         leaf.tokens += tokens
         leaf.end += len(tokens) // TOKEN_BYTES
         leaf.block_ids += block_ids
-        if leaf.evicted_runs:
-            self.evictions.cached_again(leaf.evicted_runs, leaf, old_end)
 
     def _add_leaf(
         self,
@@ -231,8 +227,6 @@ class PrefixTree:
         first_token = tokens[:TOKEN_BYTES]
         parent.children[first_token] = leaf
         self._count(leaf)
-        if parent.evicted_runs and (leaf.start, first_token) in parent.evicted_runs:
-            self.evictions.cached_again(parent.evicted_runs, leaf, leaf.start)
         self.watchers.notify(namespace if parent.parent is None else parent, first_token)
         return leaf
 
@@ -260,8 +254,6 @@ class PrefixTree:
         del node.block_ids[:num_upper_blocks]
         for component in self.components:
             component.split(node, upper)
-        if node.evicted_runs:
-            self.evictions.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
@@ -276,8 +268,11 @@ class PrefixTree:
     def clear(self) -> None:
         """Remove everything. O(nodes)."""
         self.evictions.begin("flushed", self.clock())
-        for node in self.nodes():
-            self.evictions.node_left(node)
+        nodes = list(self.nodes())
+        for node in nodes:
+            if not node.children:
+                self.evictions.note(node, 0)
+        for node in nodes:
             node.parent = None
             if node.context is not None:
                 node.context.leaf = None
@@ -292,7 +287,7 @@ class PrefixTree:
         self.num_nodes = 0
 
     def _remove_subtree(self, top: Node, evicted: list[int]) -> None:
-        for node in subtree(top):
+        for node in reversed([*subtree(top)]):  # the path to each stays until it is removed
             self.watchers.notify(node)
             self._remove(node, evicted)
 
@@ -300,7 +295,7 @@ class PrefixTree:
         """Remove `node` but for its entry in its parent's children."""
         evicted += node.block_ids
         self.blocks.remove(node.block_ids)
-        self.evictions.node_left(node)
+        self.evictions.note(node, node.start)
         for component in self.components:
             evicted += component.cut(node, node.start)
         self.num_tokens -= node.end - node.start
@@ -340,7 +335,7 @@ class PrefixTree:
             del node.block_ids[num_kept:]
             for component in self.components:
                 evicted += component.cut(node, end)
-            self.evictions.end_left(node, end)
+            self.evictions.note(node, end)
             self.num_tokens -= node.end - end
             node.tokens = node.tokens[: (end - node.start) * TOKEN_BYTES]
             node.end = end

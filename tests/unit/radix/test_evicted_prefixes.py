@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from sgl_vllm.radix.evicted_runs import evicted_parts
+from sgl_vllm.radix.evicted_prefixes import NODE_BYTES
 from sgl_vllm.radix.invariants import check_tree
-from sgl_vllm.radix.node import RUN_BYTES
 from sgl_vllm.radix.tokens import pack, unpack
 from sgl_vllm.radix.tree import RadixTree
 from tests.cached_prefixes import Prefix, prefixes_in
@@ -19,15 +18,11 @@ from tests.unit.radix.trees import Clock, letters, num_cached, put
 
 def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
     """For each token after the match of `tokens` why it was evicted, as far as is known."""
-    memory = tree.evictions
-    assert memory is not None
-    match = tree.match_prefix(namespace, pack(tokens))
-    runs = match.node.evicted_runs if match.node is not None else memory.at_root(namespace)
-    position = match.num_tokens
+    position = tree.match_prefix(namespace, pack(tokens)).num_tokens
     reasons: list[str] = []
-    for part in evicted_parts(runs, position, pack(tokens)):
-        reasons += [part.reason] * (part.end - position)
-        position = part.end
+    for end, eviction in tree.evictions.of(namespace, pack(tokens), position):
+        reasons += [eviction.reason] * (end - position)
+        position = end
     return reasons
 
 
@@ -122,29 +117,22 @@ def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
     clock = Clock()
     tree = RadixTree(4, clock=clock, max_evicted_bytes=1 << 20)
     put(tree, "abcdefghijklmnopqrst", [0, 1, 2, 3, 4])
-    for second in (1, 2, 3):
+    for second in range(1, 6):
         clock.now = second
         tree.evict(1)
-    assert len(tree.evictions) == 1
-    match = tree.match_prefix("", letters("abcdefgh"))
-    assert match.num_tokens == 8 and match.node is not None
-    (part,) = evicted_parts(match.node.evicted_runs, 8, letters("abcdefghijklmnopqrst"))
-    assert part.end == 20 and int(part.evicted_at) == 3
-    clock.now = 4
-    tree.evict(2)
-    assert num_cached(tree, "abcd") == 0 and len(tree.evictions) == 1
-    (part,) = evicted_parts(tree.evictions.at_root(""), 0, letters("abcdefghijklmnopqrst"))
-    assert part.end == 20 and int(part.evicted_at) == 4
+        cached = num_cached(tree, "abcdefghijklmnopqrst")
+        assert cached == 20 - 4 * second
+        ((end, eviction),) = tree.evictions.of("", letters("abcdefghijklmnopqrstu"), cached)
+        assert (end, eviction.reason, int(eviction.at)) == (20, "evicted", second)
 
 
 def test_memory_is_bounded_also_with_many_namespaces():
-    tree = RadixTree(4, max_evicted_bytes=50 * RUN_BYTES)
+    tree = RadixTree(4, max_evicted_bytes=50 * NODE_BYTES)
     for number in range(1000):
         put(tree, "abcdefgh", [0, 1], namespace=f"{number}")
         tree.evict(2)
         check_tree(tree)
-    memory = tree.evictions
-    assert memory is not None and 20 < len(memory) < 50
-    assert len(memory._at_roots) < 300
+    assert 20 < len(tree.evictions._evictions) < 50
+    assert len(tree.evictions._roots) == len(tree.evictions._names) < 50
     assert evicted(tree, "999", unpack(letters("abcdefgh"))) == ["evicted"] * 8
     assert evicted(tree, "0", unpack(letters("abcdefgh"))) == []
