@@ -10,7 +10,6 @@ from collections.abc import Mapping
 MEANINGS: Mapping[str, str] = {
     "new": "never cached here",
     "differs": "the prompt differs from what is cached",
-    "other_adapter": "cached for another LoRA adapter",
     "evicted": "evicted to make room",
     "expired": "expired (radix_ttl_s)",
     "flushed": "removed when the cache was emptied",

@@ -9,7 +9,7 @@ Each prompt token that a request computes at its first admission has one cause. 
     read          [0 ... hit)
     missed                   [- cached, but not readable -)[- evicted -)[- never cached here -)
                               whole_blocks, component,      evicted,     differs, new,
-                              drafter, scored, last_token   expired,     other_adapter
+                              drafter, scored, last_token   expired,
                                                             flushed
 
 A request that cannot read the tree misses its tokens for one cause: `skipped` or `part_off`.
@@ -33,10 +33,6 @@ from sgl_vllm.radix.tree import RadixTree
 
 MAX_REQUESTS = 1000
 """Explanations that are kept. Each takes about a kilobyte."""
-
-MAX_ADAPTERS = 16
-"""LoRA adapters, those used last, whose caches are searched for a prompt that the cache of its own
-does not hold."""
 
 MAX_TEXT_TOKENS = 16
 """Of each side, where a prompt differs from what is cached."""
@@ -66,9 +62,6 @@ class MissCounters:
         "new",
     )
     differs: int = _cause("From where the prompt differs from what is cached.", "differs")
-    other_adapter: int = _cause(
-        "Cached for another LoRA adapter of the same tenant.", "other_adapter"
-    )
     evicted: int = _cause("Evicted to make room.", "evicted")
     expired: int = _cause("Evicted because of `radix_ttl_s`.", "expired")
     flushed: int = _cause("Removed when the cache was emptied.", "flushed")
@@ -164,8 +157,6 @@ class Misses:
         self._is_exact = is_exact
         self._shows_text = shows_text
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
-        self._adapters: OrderedDict[str | tuple[str, str] | None, None] = OrderedDict()
-        """Those of the last requests; that of the last one is last."""
         self._missed: list[Missed] = []
         """By the request that was looked up last."""
 
@@ -173,7 +164,6 @@ class Misses:
         """Begin again, as if no request had been."""
         self.counters = MissCounters()
         self._explanations.clear()
-        self._adapters.clear()
 
     # -- at a lookup --------------------------------------------------------------------------
 
@@ -209,18 +199,6 @@ class Misses:
             else:
                 missed.append((position, eviction.reason, now - eviction.at))
             last = eviction.reason
-        adapters, own = self._adapters, namespace.adapter
-        if own not in adapters:
-            adapters[own] = None
-            if len(adapters) > MAX_ADAPTERS:
-                adapters.popitem(last=False)
-        if len(adapters) > 1:
-            adapters.move_to_end(own)
-            others = (namespace._replace(adapter=one) for one in adapters if one != own)
-            longest = max(tree.match_prefix(other, tokens).num_tokens for other in others)
-            if longest > position:
-                position = min(longest, num_prompt_tokens)
-                missed.append((position, "other_adapter", None))
         if position >= num_prompt_tokens:
             return
         is_continued = node is not None and (match.num_tokens < node.end or node.children)
@@ -316,7 +294,7 @@ class Misses:
         }
 
 
-_NOT_IN_TREE = frozenset(("new", "differs", "other_adapter", "evicted", "expired", "flushed"))
+_NOT_IN_TREE = frozenset(("new", "differs", "evicted", "expired", "flushed"))
 _NOT_LOOKED_UP = frozenset(("skipped", "part_off"))
 
 
