@@ -69,13 +69,7 @@ class PrefixTree:
         self._num_blocks_per_end += sum(block_size // one.block_size for one in window_groups)
         self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
         self.states = (
-            RecurrentStates(
-                num_recurrent_groups,
-                self.blocks,
-                self.watchers,
-                clock,
-                only_spare=policy is not lru,
-            )
+            RecurrentStates(num_recurrent_groups, self.blocks, self.watchers, clock)
             if num_recurrent_groups
             else None
         )

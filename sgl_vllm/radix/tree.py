@@ -198,8 +198,7 @@ class RadixTree(PrefixTree):
         1. spare blocks of window groups (`components/windows.py`), of `wanted` nodes too;
         2. the last blocks of leaves with a tail (`eviction_order.py`), least recently used first;
         3. with recurrent groups states, in their own order (`components/state_order.py`), each with
-           the end of a leaf that is of no use without it. If the policy is another than LRU, spare
-           states only;
+           the end of a leaf that is of no use without it;
         4. leaves from their end, in the order of the policy;
         5. blocks before locked ones. Costs a scan of all blocks.
 

@@ -146,10 +146,6 @@ class StateOrder:
         if was_queued:
             self.put(state)
 
-    def kind(self, state: int) -> Kind:
-        """Where it was left."""
-        return self._states[state].kind
-
     def used(self, state: int) -> None:
         """A request goes on from it. It may not be evicted until it is `put` again."""
         before = self._class_of(state)

@@ -16,9 +16,7 @@ A node keeps its states by their position, the number of tokens before them: a b
 recurrent group, all of one position. If one of these blocks goes, the others are of no use.
 
 A state is evicted alone, unless it is the only one in the last block of a leaf: then the tokens
-after the state before it go too, as no hit could reach them. If the tree has another policy than
-LRU, which says which prefixes are worth more, leaves are evicted by that, and only *spare* states
-alone: those inside a node, where nothing ends or diverges and no request is expected to go on.
+after the state before it go too, as no hit could reach them.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ class RecurrentStates(Component):
         blocks: the table of the tree's blocks.
         watchers: of the tree, notified when a hit becomes longer or shorter.
         clock: seconds, monotonic.
-        only_spare: only spare states are evicted alone.
 
     Invariant: `check` below.
     """
@@ -51,12 +48,10 @@ class RecurrentStates(Component):
         blocks: BlockTable,
         watchers: Watchers,
         clock: Callable[[], float],
-        only_spare: bool = False,
     ) -> None:
         self._num_groups = num_groups
         self._blocks = blocks
         self._watchers = watchers
-        self._only_spare = only_spare
         self._positions: dict[int, int] = {}
         """Of every block, the position of its state."""
         self._order = StateOrder(clock)
@@ -122,25 +117,15 @@ class RecurrentStates(Component):
             self._positions.update(dict.fromkeys(block_ids, position))
             self._order.add(block_ids[0])
             self._blocks.add(block_ids, holder)
-            self._queue_again(holder)
             self._notify(holder, position)
             taken += block_ids
         return taken
-
-    def after_growth(
-        self, node: Node, old_end: int, given: Given, continued: Node | None
-    ) -> tuple[list[int], list[int]]:
-        holder = node if old_end > node.start else node.parent
-        if holder is not None:
-            self._queue_again(holder)
-        return [], []
 
     def split(self, node: Node, upper: Node) -> None:
         upper.states = {i: ids for i, ids in node.states.items() if i <= upper.end}
         for position, block_ids in upper.states.items():
             del node.states[position]
             self._blocks.assign(block_ids, upper)
-        self._queue_again(upper)
 
     def mark(self, block_id: int, kind: Kind) -> None:
         """The state that a block is part of was left in a place of this kind. Does nothing if the
@@ -200,8 +185,6 @@ class RecurrentStates(Component):
             node, position = self._blocks.owners[block_id], self._positions[block_id]
             if not self._blocks.locked.isdisjoint(node.states[position]):
                 continue  # put back when it is unlocked
-            if self._only_spare and not self._is_spare(node, position):
-                continue  # put back when it may have become so
             if node not in wanted:
                 return block_id
             self._set_aside.append(block_id)
@@ -238,21 +221,9 @@ class RecurrentStates(Component):
         self._order.clear()
         self._set_aside.clear()
 
-    def _queue_again(self, node: Node) -> None:
-        """States of `node` may have become spare."""
-        if self._only_spare:
-            states = node.states.values()
-            self._order.put_back(i[0] for i in states if self._blocks.locked.isdisjoint(i))
-
     def _start_of_last_block(self, node: Node) -> int:
         size = self._blocks.block_size
         return (node.start // size + len(node.block_ids) - 1) * size
-
-    def _is_spare(self, node: Node, position: int) -> bool:
-        """Whether it is inside its node, with another one or other tokens of use after it, and no
-        request is expected to go on from there."""
-        is_inside = position < (node.end if node.children else max(node.states))
-        return is_inside and self._order.kind(node.states[position][0]) is not Kind.BRANCH
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -283,9 +254,7 @@ class RecurrentStates(Component):
                     assert block_id not in positions, f"block {block_id} is in two states"
                     positions[block_id] = position
                     assert self._blocks.owners[block_id] is node
-                if self._blocks.locked.isdisjoint(block_ids) and (
-                    not self._only_spare or self._is_spare(node, position)
-                ):
+                if self._blocks.locked.isdisjoint(block_ids):
                     is_queued = self._order.may_be_evicted(block_ids[0])
                     assert is_queued or block_ids[0] in self._set_aside, "it cannot be evicted"
         assert positions == self._positions

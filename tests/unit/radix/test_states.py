@@ -9,7 +9,6 @@ import pytest
 from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.windows import WindowGroup
-from sgl_vllm.radix.eviction_policies import POLICIES, EvictionPolicy, lru
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tree import RadixTree
@@ -18,13 +17,9 @@ from tests.unit.radix.trees import Clock, letters, num_cached, sliding_window
 SIZE = 4
 
 
-def make_tree(
-    num_groups: int = 1, *kinds: Callable[[int], int], policy: EvictionPolicy = lru
-) -> RadixTree:
+def make_tree(num_groups: int = 1, *kinds: Callable[[int], int]) -> RadixTree:
     windows = [WindowGroup(SIZE, kind) for kind in kinds]
-    return RadixTree(
-        SIZE, policy, clock=Clock(), window_groups=windows, num_recurrent_groups=num_groups
-    )
+    return RadixTree(SIZE, clock=Clock(), window_groups=windows, num_recurrent_groups=num_groups)
 
 
 def put(
@@ -163,25 +158,6 @@ def test_an_end_without_a_state_goes_before_all_states() -> None:
     put(tree, "zyxw", [13], {4: [53]})
     assert set(evict(tree)) == {11, 12}
     assert (hit(tree, "abcdefgh"), hit(tree, "zyxw")) == (4, 4)
-
-
-# -- evict, with another policy than LRU ----------------------------------------------------------
-
-
-def test_with_another_policy_spare_states_go_first_and_then_its_leaves() -> None:
-    tree = make_tree(policy=POLICIES["priority"])
-    assert tree.states is not None
-    tree.insert("", letters("abcdefgh"), [10, 11], priority=5, states={4: [50], 8: [51]})
-    tree.insert("", letters("zyxwvuts"), [12, 13], priority=1, states={4: [52], 8: [53]})
-    tree.states.mark(52, Kind.BRANCH)
-    tree.unlock([10, 11, 12, 13, 50, 51, 52, 53])
-    assert evict(tree) == [50], "the only spare one"
-    assert set(evict(tree)) == {10, 11, 51}, "the lower priority"
-    assert set(evict(tree)) == {13, 53}
-    assert set(evict(tree)) == {12, 52}
-
-
-# -- evict, whatever the policy -------------------------------------------------------------------
 
 
 def test_a_leaf_without_another_state_is_evicted_as_a_whole() -> None:
