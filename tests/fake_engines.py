@@ -34,23 +34,6 @@ def node(parent: int | None, num_tokens: int, **fields: Any) -> dict[str, Any]:
     return {"parent": parent, "num_tokens": num_tokens, **defaults, **fields}
 
 
-def keeps(
-    num_tokens: int,
-    windows: list[list[int]] | None = None,
-    states: list[int] | None = None,
-    *,
-    hit_ends: list[list[int]],
-) -> dict[str, Any]:
-    """Fields of a node of a model with windows, recurrent layers or both."""
-    fields: dict[str, Any] = {"num_tokens": num_tokens}
-    if windows is not None:
-        num_blocks = sum(end - start for start, end in windows) // 16
-        fields["windows"] = {"num_blocks": num_blocks, "kept": windows, "left_out": 0}
-    if states is not None:
-        fields["states"] = {"num_blocks": len(states), "positions": states, "left_out": 0}
-    return {**fields, "hit_ends": {"ranges": hit_ends, "left_out": 0}}
-
-
 def tree_answer(nodes: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     """An engine's answer to "tree", with totals that fit the nodes."""
     num_blocks = sum(node["num_blocks"] for node in nodes)

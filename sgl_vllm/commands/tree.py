@@ -29,7 +29,7 @@ MAX_CHILDREN = 16
 """Children of one node that are drawn. The others are counted in one line."""
 TEXT_CHARACTERS = 48
 MAX_PLACES = 4
-"""Ranges or positions of one node and kind that are printed, those nearest to its end."""
+"""States of one node that are printed, those nearest to its end."""
 
 NOT_IN_TREE = "not in the tree yet"
 """Blocks that running requests use, and that no node holds."""
@@ -257,47 +257,21 @@ def node_line(node: Json, *, show_namespace: bool = False) -> Text:
         line.append("  ended", "dim")
     if context := node.get("context"):
         line.append(f"  {context_in_words(context)}", "bright_blue")
-    if kept := kept_of(node):
-        line.append(f"  {kept}", "cyan")
+    if states := states_of(node):
+        line.append(f"  {states}", "cyan")
     if text := printable(node.get("text", ""))[:TEXT_CHARACTERS]:
         line.append(f"  {text}", "italic dim")
     return line
 
 
-def kept_of(node: Json) -> str:
-    """What windows and states are kept of a node, and where a hit may end because of that; empty
-    if the model has neither."""
-    num_tokens, parts = node["num_tokens"], []
-    if windows := node.get("windows"):
-        if windows["kept"] == [[0, num_tokens]]:
-            parts.append("window whole")
-        elif windows["kept"]:
-            kept = [f"{start:,}-{end:,}" for start, end in windows["kept"]]
-            parts.append(f"window {_places(kept, windows)} of {num_tokens:,}")
-        else:
-            parts.append("no window")
-    if states := node.get("states"):
-        at = _places([f"{position:,}" for position in states["positions"]], states)
-        parts.append(f"{'state' if len(states['positions']) == 1 else 'states'} at {at}")
-        if not states["positions"]:
-            parts[-1] = "no state"
-    if ends := node.get("hit_ends"):
-        ranges = ends["ranges"]
-        where = [f"{first:,}" if first == last else f"{first:,}-{last:,}" for first, last in ranges]
-        if not ranges:
-            parts.append("no hit ends here")
-        elif ranges != [[1, num_tokens]] and not _are_all_states(ranges, states):
-            parts.append(f"hits end at {_places(where, ends)}")
-    return "; ".join(parts)
-
-
-def _are_all_states(ranges: list[list[int]], states: Json | None) -> bool:
-    """Whether a hit may end at every state, which has been said then."""
-    return states is not None and ranges == [[i, i] for i in states["positions"]]
-
-
-def _places(places: list[str], listed: Json) -> str:
-    """The last of some places of a node, after a mark if there are others."""
-    shown = places[-MAX_PLACES:]
-    mark = ["…"] if len(places) > len(shown) or listed["left_out"] else []
-    return ", ".join(mark + shown)
+def states_of(node: Json) -> str:
+    """After which of a node's tokens a state is kept; empty if the model keeps none."""
+    states = node.get("states")
+    if states is None:
+        return ""
+    positions = states["positions"]
+    shown = [f"{position:,}" for position in positions[-MAX_PLACES:]]
+    if len(shown) < len(positions) or states["left_out"]:
+        shown.insert(0, "…")
+    noun = "state" if len(positions) == 1 else "states"
+    return f"{noun} at {', '.join(shown)}" if shown else "no state"

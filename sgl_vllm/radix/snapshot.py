@@ -7,24 +7,19 @@ are isolated. Pure: no vLLM, no torch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from itertools import pairwise
-from typing import Any, NamedTuple  # Any: JSON
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import Any  # Any: JSON
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sgl_vllm.radix.components.windows import HOLE, WindowGroup, shared_block
+from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Namespace, Node, subtree
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
 
 Json = dict[str, Any]  # Any: values as `json` takes them
 
-MAX_RANGES = 100
-"""Ranges or positions that are listed of a node and kind, those nearest to its end."""
+MAX_STATES = 100
+"""States that are listed of a node, those nearest to its end."""
 
 NO_CONTEXTS: Mapping[Node, Json] = {}
 
@@ -39,8 +34,8 @@ def take_snapshot(
     max_tokens: int = 0,
     contexts: Mapping[Node, Json] = NO_CONTEXTS,
 ) -> Json:
-    """The shape of `tree`: sizes, hits and ages, and what each kind of group keeps. Costs O(nodes
-    listed + isolated nodes), their blocks, and a byte for each token where there are windows.
+    """The shape of `tree`: sizes, hits, ages and states. Costs O(nodes listed + isolated nodes) and
+    their blocks.
 
     Args:
         max_nodes: list at most this many nodes.
@@ -55,18 +50,14 @@ def take_snapshot(
     totals = _totals(isolated)
     now = tree.clock()
     nodes: list[Json] = []
-    groups = tree.windows.groups if tree.windows is not None else ()
-    no_holes = [-1] * len(groups)
-    queue: deque[tuple[Node, int | None, int, list[int]]] = deque(
-        (child, None, number, no_holes)
+    queue: deque[tuple[Node, int | None, int]] = deque(
+        (child, None, number)
         for number, root in enumerate(shown)
         for child in root.children.values()
     )
     while queue and len(nodes) < max_nodes:
-        node, parent, number, holes = queue.popleft()
-        kept = _Kept.of(groups, node, holes) if groups else None
-        last_holes = kept.last_holes if kept is not None else no_holes
-        queue.extend((child, len(nodes), number, last_holes) for child in node.children.values())
+        node, parent, number = queue.popleft()
+        queue.extend((child, len(nodes), number) for child in node.children.values())
         block_ids = _block_ids(node)
         shown_node: Json = {
             "id": node.serial,
@@ -83,7 +74,10 @@ def take_snapshot(
         }
         if max_tokens:
             shown_node["tokens"] = unpack(node.tokens[: max_tokens * TOKEN_BYTES])
-        shown_node |= _other_groups(node, kept, tree.states is not None)
+        if tree.states is not None:
+            positions = sorted(position - node.start for position in node.states)
+            left_out = max(0, len(positions) - MAX_STATES)
+            shown_node["states"] = {"positions": positions[left_out:], "left_out": left_out}
         if node in contexts:
             shown_node["context"] = contexts[node]
         nodes.append(shown_node)
@@ -98,81 +92,6 @@ def take_snapshot(
         "nodes_left_out": tree.num_nodes - totals["num_nodes"] - len(nodes),
         "nodes": nodes,
     }
-
-
-class _Kept(NamedTuple):
-    """What the window groups keep of a node.
-
-    Attributes:
-        num_blocks: the node's own, of all groups.
-        last_holes: for each group the number of the last hole in the node and its parents.
-        tokens: whether every group keeps each of the node's tokens.
-        ends: whether a hit may end after each of the node's tokens.
-    """
-
-    num_blocks: int
-    last_holes: list[int]
-    tokens: NDArray[np.bool_]
-    ends: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, groups: Sequence[WindowGroup], node: Node, holes_before: Sequence[int]) -> _Kept:
-        """`holes_before` are the `last_holes` of the parent; -1 for a group without one."""
-        start, end = node.start, node.end
-        tokens, ends = np.ones(end - start, np.bool_), np.ones(end - start, np.bool_)
-        num_blocks, last_holes = 0, []
-        for index, (group, before) in enumerate(zip(groups, holes_before, strict=True)):
-            size, ids = group.block_size, node.windows[index]
-            first, last = start // size, start // size + len(ids)
-            holes = [number for number, block_id in enumerate(ids, first) if block_id == HOLE]
-            num_blocks += len(ids) - len(holes)
-            last_holes.append(holes[-1] if holes else before)
-            if last * size < end and shared_block(node, index) == HOLE:
-                holes.append(last)
-            is_end = np.zeros(end - start, np.bool_)
-            for hole, next_hole in pairwise([before, *holes, end]):
-                tokens[max(0, hole * size - start) : max(0, (hole + 1) * size - start)] = False
-                # Of the hits between two holes, those that need no block up to the first.
-                shortest, longest = max(start + 1, (hole + 1) * size), min(end, next_hole * size)
-                if shortest <= longest:
-                    lengths = range(longest + 1)
-                    shortest = bisect_left(lengths, hole + 1, lo=shortest, key=group.first_block)
-                    is_end[shortest - start - 1 : longest - start] = True
-            ends &= is_end
-        return cls(num_blocks, last_holes, tokens, ends)
-
-
-def _other_groups(node: Node, kept: _Kept | None, has_states: bool) -> Json:
-    """What groups other than full attention keep of a node, and where a hit may end because of it.
-
-    Args:
-        kept: of the node, if the tree has window groups.
-        has_states: whether the tree has recurrent groups.
-    """
-    found: Json = {}
-    ends: list[tuple[int, int]] = []
-    if kept is not None:
-        found["windows"] = {"num_blocks": kept.num_blocks, **_last("kept", _ranges(kept.tokens))}
-        ends = [(first + 1, last) for first, last in _ranges(kept.ends)]
-    if has_states:
-        positions = sorted(position - node.start for position in node.states)
-        num_blocks = sum(map(len, node.states.values()))
-        found["states"] = {"num_blocks": num_blocks, **_last("positions", positions)}
-        ends = [(one, one) for one in positions if kept is None or kept.ends[one - 1]]
-    if found:
-        found["hit_ends"] = _last("ranges", ends)
-    return found
-
-
-def _last(name: str, entries: Sequence[object]) -> Json:
-    """The last entries as JSON, under a name."""
-    return {name: entries[-MAX_RANGES:], "left_out": max(0, len(entries) - MAX_RANGES)}
-
-
-def _ranges(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The ranges `[start, end)` of flags that are set."""
-    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
-    return [(start, end) for start, end in edges.reshape(-1, 2).tolist()]
 
 
 def _totals(roots: Collection[Node]) -> Json:

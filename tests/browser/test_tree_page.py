@@ -12,7 +12,7 @@ from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.browser.test_view_page import CONTRAST
 from tests.browser.tree_tab import Serve, Tab
-from tests.fake_engines import FakeEngine, keeps, node, tokens_of, tree_answer
+from tests.fake_engines import FakeEngine, node, tokens_of, tree_answer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -72,55 +72,31 @@ def test_programs_are_counted_and_a_context_says_what_its_program_is_doing(
     expect(tab.page.locator("#programs")).not_to_contain_text("In tools")
 
 
-# -- what windows and recurrent layers keep -------------------------------------------------------
+# -- what recurrent layers keep --------------------------------------------------------------------
 
 
-def shares(strip: Locator, kind: str) -> list[Any]:
-    """Where marks of a kind begin and end, as shares of their strip's width."""
+def test_ticks_show_states(look_at: Serve) -> None:
+    kept = {"positions": [250, 750, 1000], "left_out": 0}
+    tab = look_at(node(None, 1000, states=kept))
+    strip = tab.node(1000).locator(".strip.states")
     whole = strip.bounding_box()
-    boxes = [mark.bounding_box() for mark in strip.locator(f".{kind}").all()]
-    assert whole is not None and None not in boxes
-    ends = [(box["x"] - whole["x"], box["x"] + box["width"] - whole["x"]) for box in boxes if box]
-    width = whole["width"]
-    return [pytest.approx((a / width, b / width), abs=0.005) for a, b in ends]
-
-
-def test_strips_show_what_windows_keep_and_where_hits_may_end(look_at: Serve) -> None:
-    fields = keeps(1000, [[0, 200], [600, 1000]], hit_ends=[[1, 200], [901, 1000]])
-    tab = look_at(node(None, **fields), node(0, **keeps(500, [[0, 500]], hit_ends=[[1, 500]])))
-    windows, ends = (tab.node(1000).locator(f".strip.{kind}") for kind in ("windows", "ends"))
-    assert shares(windows, "kept") == [(0, 0.2), (0.6, 1)]
-    assert shares(windows, "hole") == [(0.2, 0.6)]
-    assert shares(ends, "end") == [(0, 0.2), (0.9, 1)]
-    expect(windows.locator(".hole")).to_have_attribute("title", "Hole: tokens 200 to 600")
-    all_kept = "Kept by all windows: tokens 1,000 to 1,500"
-    expect(tab.node(500).locator(".kept")).to_have_attribute("title", all_kept)
-    tab.details(1000, "Kept by windows0 to 200, 600 to 1,000")
-    tab.details(1000, "A hit may endat 1 to 200, 901 to 1,000")
+    assert whole is not None
+    boxes = [tick.bounding_box() for tick in strip.locator(".tick").all()]
+    ends = [box["x"] + box["width"] - whole["x"] for box in boxes if box is not None]
+    assert ends == pytest.approx([whole["width"] * share for share in (0.25, 0.75, 1)], abs=2)
+    last = strip.locator(".tick").last
+    expect(last).to_have_attribute("title", "State after 1,000 tokens")
+    tab.has("#legend", "state: a hit may end here")
+    expect(tab.page.get_by_role("treeitem", name="States at 250, 750, 1,000")).to_have_count(1)
     # What is said of a mark under the pointer stays until something changes.
-    windows.locator(".hole").evaluate("(mark) => { mark.dataset.seen = 'yes'; }")
+    last.evaluate("(mark) => { mark.dataset.seen = 'yes'; }")
     tab.refresh()
-    expect(tab.page.locator(".hole[data-seen]")).to_have_count(1)
-    fields["windows"] |= {"kept": [[800, 1000]], "left_out": 7}
+    expect(tab.page.locator(".tick[data-seen]")).to_have_count(1)
+    kept |= {"positions": [800, 1000], "left_out": 7}
     tab.refresh()
-    expect(windows.locator(".hole")).to_have_count(0)
-    assert shares(windows, "unlisted") == [(0, 0.8)]
+    expect(strip.locator(".tick")).to_have_count(2)
+    expect(strip.locator(".unlisted")).to_have_count(1)
     tab.has("#legend", "not listed")
-
-
-def test_ticks_show_states_and_which_of_them_a_hit_may_end_at(look_at: Serve) -> None:
-    kept = keeps(1000, [[600, 1000]], states=[250, 750, 1000], hit_ends=[[1000, 1000]])
-    tab = look_at(node(None, **kept))
-    states = tab.node(1000).locator(".strip.states")
-    assert [one.expected[1] for one in shares(states, "tick")] == pytest.approx(
-        [0.25, 0.75, 1], abs=0.005
-    )
-    expect(states.locator(".useless")).to_have_count(2)
-    usable = "State after 1,000 tokens: a hit may end here"
-    expect(states.locator(".tick").last).to_have_attribute("title", usable)
-    tab.has("#legend", "state: a hit may end here", "state whose window has a hole")
-    spoken = tab.page.get_by_role("treeitem", name="States at 250, 750, 1,000")
-    expect(spoken).to_have_attribute("aria-label", re.compile("A hit may end at 1,000"))
 
 
 # -- colors and the legend ------------------------------------------------------------------------

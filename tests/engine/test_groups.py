@@ -25,7 +25,6 @@ from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies
 from sgl_vllm.radix.retention import Retention
-from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import by_turns, examples, some_nightly
 from tests.engine.drafters import MASKS_AFTER_DRAFTS
@@ -289,34 +288,6 @@ def test_with_room_for_all_every_hit_ends_at_the_last_state_left_behind(layout, 
         kept = [end for end in ends if end <= len(prompt) or end % block_size == 0]
         states |= {tuple(computed[:end]) for end in [*kept, len(computed)]}
     assert num_branches > 1
-
-
-@pytest.mark.parametrize("layout", ["gemma 3", "llama 4", "blocks a fourth as long"])
-def test_a_hit_ends_where_a_snapshot_says_that_it_may(layout):
-    """In a cache that is full: of most prefixes it keeps the windows at their ends."""
-    rng = random.Random(7)
-    core = make_core(layout, block_size=16, num_blocks=200, max_num_seqs=1)
-    num_shorter = 0
-    for _ in range(80):
-        known = prefixes_and_hit_ends(core.scheduler.parts.radix.tree)
-        tokens, ends = rng.choice(known) if known else ([], [])
-        length = rng.randint(0, min(len(tokens), 150))
-        expected = max((end for end in ends if end <= length), default=0)
-        num_shorter += expected < length
-        prompt = [*tokens[:length], *(rng.randrange(3000, 9000) for _ in range(100))]
-        assert cached_tokens(core, prompt, 1) == expected
-    assert 10 < num_shorter < 70
-
-
-def prefixes_and_hit_ends(tree: RadixTree) -> list[tuple[list[int], list[int]]]:
-    """For every node the tokens up to its end, and the lengths at which a hit may end in them."""
-    known: list[tuple[list[int], list[int]]] = []
-    for node in take_snapshot(tree, max_tokens=MAX_MODEL_LEN)["nodes"]:
-        tokens, ends = known[node["parent"]] if node["parent"] is not None else ([], [])
-        ranges = [range(first, last + 1) for first, last in node["hit_ends"]["ranges"]]
-        here = [len(tokens) + number for numbers in ranges for number in numbers]
-        known.append((tokens + node["tokens"], ends + here))
-    return known
 
 
 @pytest.mark.parametrize(("runner", "is_async"), RUNNERS)

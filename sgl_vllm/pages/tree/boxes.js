@@ -1,7 +1,7 @@
 /* The boxes of the tree. */
 
 const ROW_PX = 34;
-const STRIPS_PX = 13;        // rows are so much higher if a node keeps windows or states
+const STRIPS_PX = 13;        // rows are so much higher if nodes keep states
 const STRIPS_FROM_PX = 24;   // narrower nodes have no strips
 const THINNEST_PX = 2;       // narrower nodes are drawn together
 
@@ -10,8 +10,7 @@ const drawn = new Map();   // key -> element, kept from one drawing to the next
 /** The zoomed node and its ancestors are as wide as the picture; what is below shares its width. */
 function drawTree() {
   const tree = byId("tree");
-  const kinds = stripKinds();
-  const rowPx = ROW_PX + (kinds.windows || kinds.states ? STRIPS_PX : 0);
+  const rowPx = ROW_PX + (hasStates() ? STRIPS_PX : 0);
   byId("view").classList.toggle("with-strips", rowPx > ROW_PX);
   tree.style.setProperty("--row", `${rowPx}px`);
   const width = tree.clientWidth;
@@ -114,7 +113,7 @@ function paint(element, box, key, rowPx, hottest, oldest) {
   element.style.width = `${Math.max(1, box.width - (box.width > 8 ? 2 : 0.5))}px`;
   element.style.top = `${box.depth * rowPx}px`;
   const [label, meta, strips] = element.children;
-  const hasStrips = node.data.hit_ends && !isRest && box.width >= STRIPS_FROM_PX;
+  const hasStrips = node.data.states && !isRest && box.width >= STRIPS_FROM_PX;
   element.toggleAttribute("data-strips", Boolean(hasStrips));
   if (hasStrips) paintStrips(strips, node);
   if (isRest) {

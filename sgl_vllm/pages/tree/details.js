@@ -73,7 +73,7 @@ function factsOf(node) {
   ];
   if (data.num_locked_blocks !== undefined) facts.push(["Locked blocks", number(data.num_locked_blocks)]);
   if (data.num_pinned_blocks !== undefined) facts.push(["Pinned blocks", number(data.num_pinned_blocks)]);
-  facts.push(...keptFacts(node));
+  facts.push(...stateFacts(node));
   if (data.context) facts.push(["Its program", contextOf(data.context)]);
   if (useOf(node)) facts.push(["Use", useOf(node)]);
   if (node.children.length) {

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sgl_vllm.commands import cli, client
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
-from tests.fake_engines import FakeEngine, fake_server, keeps, node, tokens_of, tree_answer
+from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
 URL = "http://testserver"
 ISOLATED = {"namespaces": 2, "num_tokens": 500, "num_nodes": 7, "num_blocks": 32}
@@ -92,29 +92,18 @@ def test_programs_are_above_the_tree_and_contexts_at_their_nodes(sgl_vllm) -> No
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("positions", "left_out", "words"),
     [
-        (keeps(2000, [[1204, 1716]], hit_ends=[]), "window 1,204-1,716 of 2,000; no hit ends here"),
-        (
-            keeps(9, [[0, 4], [6, 9]], hit_ends=[[1, 4], [8, 9]]),
-            "window 0-4, 6-9 of 9; hits end at 1-4, 8-9",
-        ),
-        (keeps(2000, states=[], hit_ends=[]), "no state; no hit ends here"),
-        (
-            keeps(99, [[0, 30]], states=[20, 99], hit_ends=[[20, 20]]),
-            "window 0-30 of 99; states at 20, 99; hits end at 20",
-        ),
-        (
-            keeps(9, states=[1, 2, 3, 4, 5], hit_ends=[[i, i] for i in range(1, 6)]),
-            "states at …, 2, 3, 4, 5",
-        ),
+        ([], 0, "no state"),
+        ([20], 0, "state at 20"),
+        ([20, 99], 3, "states at …, 20, 99"),
+        ([1, 2, 3, 4, 5], 0, "states at …, 2, 3, 4, 5"),
     ],
 )
-def test_windows_and_states_are_said_of_each_prefix(sgl_vllm, fields, words) -> None:
-    _, out, _ = sgl_vllm(
-        "tree", URL, engines=[FakeEngine(tree=tree_answer([node(None, **fields)]))]
-    )
-    assert out.splitlines()[-1].rstrip() == f"└── {fields['num_tokens']:,} tokens  1 s  {words}"
+def test_states_are_said_of_each_prefix(sgl_vllm, positions, left_out, words) -> None:
+    shown = node(None, 2000, states={"positions": positions, "left_out": left_out})
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer([shown]))])
+    assert out.splitlines()[-1].rstrip() == f"└── 2,000 tokens  1 s  {words}"
 
 
 def test_a_prompt_cannot_control_the_terminal(sgl_vllm) -> None:
