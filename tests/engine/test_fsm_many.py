@@ -22,8 +22,8 @@ from tests.effort import examples
 from tests.engine.engine import Ask
 from tests.engine.fsm_backends import backend, bits
 
-NUM_FORMATS = examples(1_000)
-NUM_WARM = 400
+NUM_FORMATS = examples(600)
+NUM_WARM = 250
 STEPS = 8
 MAX_GROWTH_BYTES = 200 << 20
 PAGE_BYTES = 4096

@@ -13,14 +13,10 @@ from typing import Any
 import pytest
 import vllm
 import xgrammar
-from transformers import AutoTokenizer
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.parser.parser_manager import ParserManager
 from vllm.tool_parsers import structural_tag_registry
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 from xgrammar.testing import _is_grammar_accept_string as is_grammar_accept_string
 
-from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import UnsupportedTagError
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
@@ -205,56 +201,6 @@ def test_so_are_those_of_the_older_form() -> None:
     spec = json.dumps({"structures": structures, "triggers": ["<a"]})
     walk_beside_stock(compact, Options.STRUCTURAL_TAG, spec)
     follow_beside_stock(compact, spec, 'x <ab>{"city": "Rome", "days": 3}</> <a')
-
-
-# -- as vLLM's frontend asks for tool calls
-
-TREE = {
-    "type": "object",
-    "properties": {"left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf"}},
-    "required": ["left"],
-    "additionalProperties": False,
-    "$defs": {"leaf": {"enum": ["x", "y", None]}},
-}
-NAMED = {"type": "function", "function": {"name": "tree"}}
-
-
-def asked(parser: str, **fields: Any) -> tuple[Options, str]:
-    """What the engine is asked for by a request with tools."""
-    functions = {"city": CITY, "tree": TREE, "now": None}
-    tools = [
-        {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
-        for name, schema in functions.items()
-    ]
-    request = ChatCompletionRequest(messages=[], model="demo", tools=tools, **fields)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
-    parser_class = ParserManager.get_parser(parser, None, enable_auto_tools=True)
-    structured = parser_class(tokenizer, request.tools).adjust_request(request).structured_outputs
-    if structured.structural_tag is not None:
-        return Options.STRUCTURAL_TAG, structured.structural_tag
-    return Options.JSON, json.dumps(structured.json)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parser", "choice"),
-    [
-        ("hermes", "required"),
-        ("hermes", NAMED),
-        ("qwen3_coder", "auto"),
-        ("deepseek_v32", "auto"),
-        ("minimax_m2", NAMED),
-        ("glm47", "auto"),
-        ("openai", "auto"),
-        ("xlam", "required"),
-    ],
-    ids=lambda value: "named" if value is NAMED else value,
-)
-def test_tool_calls(parser: str, choice: Any, ours: SglBackend) -> None:
-    for parallel in (True, False):
-        kind, spec = asked(parser, tool_choice=choice, parallel_tool_calls=parallel)
-        assert kind is (Options.JSON if parser == "xlam" else Options.STRUCTURAL_TAG)
-        walk_beside_stock(ours, kind, spec)
 
 
 # -- calls as models write them
