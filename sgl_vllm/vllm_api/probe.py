@@ -46,8 +46,9 @@ def _entries() -> tuple[Entry, ...]:
     return tuple(read_entries())
 
 
+@functools.cache
 def missing_in(source: VllmSource, part: str) -> list[str]:
-    """The same for any source tree."""
+    """The same for any source tree. Not to be changed."""
     return [
         f"{entry.path}{f' ({problem})' if problem != MISSING else ''}"
         for entry in _entries()
@@ -97,13 +98,26 @@ def _problem_of_class(entry: Entry, source: VllmSource) -> str | None:
         if unknown := sorted(source.abstract_methods(owner) - known):
             return f"also requires {', '.join(unknown)}"
     names = {one.name for one in source.ancestry(owner)}
-    of_vllm = {one.name for one in _entries() if one.kind is Kind.CLASS}
-    missing = [base for base in entry.bases if base in of_vllm and base not in names]
+    missing = [base for base in entry.bases if base in _classes() and base not in names]
     return f"does not derive from {', '.join(missing)}" if missing else None
 
 
+@functools.cache
+def _classes() -> set[str]:
+    return {one.name for one in _entries() if one.kind is Kind.CLASS}
+
+
+@functools.cache
+def _members() -> dict[tuple[str, str], list[Entry]]:
+    """By the module and the path of their class."""
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for one in _entries():
+        found.setdefault((one.module, one.owner), []).append(one)
+    return found
+
+
 def _members_of(owner: Entry) -> list[Entry]:
-    return [one for one in _entries() if one.owner == owner.path and one.module == owner.module]
+    return _members().get((owner.module, owner.path), [])
 
 
 def _problem_of_member(entry: Entry, owner: SourceClass, source: VllmSource) -> str | None:
