@@ -23,11 +23,11 @@ from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
 from sgl_vllm.commands.arguments import PrintsJson, argument, flag
 from sgl_vllm.commands.terminal import Misused
-from sgl_vllm.preview.outlook import AS_ON_GPU
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 
 FLAGS_FOLLOW = True
+AS_ON_GPU = "--as-on-gpu"
 
 DESCRIPTION = """\
 Without a model, checks this Python environment: the versions, which parts of

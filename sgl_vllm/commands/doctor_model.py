@@ -1,33 +1,31 @@
 """`sgl-vllm doctor MODEL`: which parts an engine would have with a model and flags.
 
-Owns how the answer is asked for, in a separate process, and how it is shown. The answer is
-`sgl_vllm.preview`'s, which asks the functions that an engine asks.
+Owns how the answer is shown. The answer is `sgl_vllm.preview`'s, which asks the functions that an
+engine asks.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sgl_vllm.commands.terminal import Misused, plural
-from sgl_vllm.preview.outlook import AS_ON_GPU, MARK, Outlook, State
+from sgl_vllm.preview.outlook import Outlook, Refused, State
 from sgl_vllm.vllm_api import versions
+from sgl_vllm.vllm_api.probe import missing_hooks
 
-TIMEOUT_S = 300
-"""vLLM inspects a model's class in a process of its own, and may ask the Hugging Face hub."""
+HUB_TIMEOUT_S = 10
 
 COLORS = {State.ON: "green", State.CHECKED: "cyan", State.OFF: "yellow"}
-
-
-class NoAnswer(Exception):
-    """Another process has not answered. The message says why in one line."""
 
 
 def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) -> int:
@@ -35,11 +33,11 @@ def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) ->
     answer."""
     try:
         outlook = ask(model, flags, as_on_gpu=as_on_gpu)
-    except NoAnswer as error:
+    except Misused as error:
         if as_json:
             print(json.dumps({"error": str(error)}))
             return 2
-        raise Misused(str(error)) from error
+        raise
     if as_json:
         print(outlook.to_json(indent=2))
     else:
@@ -47,30 +45,65 @@ def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) ->
     return 0 if outlook.is_complete else 1
 
 
-def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool = False) -> Outlook:
+def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool) -> Outlook:
     """What is foreseen for an engine. Takes about ten seconds, most of them to import vLLM.
 
     Raises:
-        NoAnswer: vLLM would not start with these flags, cannot say, or is not installed.
+        Misused: vLLM would not start with these flags, cannot say, or is not installed.
     """
     if problem := versions.installation_problem():
-        raise NoAnswer(problem)
-    command = [sys.executable, "-m", "sgl_vllm.preview", *[AS_ON_GPU] * as_on_gpu, model, *flags]
-    environment = {"VLLM_LOGGING_LEVEL": "ERROR"} | os.environ
+        raise Misused(problem)
+    if missing := missing_hooks("preview"):
+        raise Misused(f"this vLLM lacks {', '.join(missing)}")
+    is_folder = Path(model).exists()
+    if model.startswith(("/", "./", "../")) and not is_folder:
+        raise Misused(f"there is no folder {model}")
+    if not is_folder and not _reaches_the_hub():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached counts; vLLM would try for minutes
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"vLLM and the plugin did not answer within {TIMEOUT_S} s") from None
-    found = [line for line in answer.stdout.splitlines() if line.startswith(MARK)]
-    if not found:
-        errors = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-        raise NoAnswer(f"vLLM and the plugin cannot be loaded here: {errors[-1]}")
-    values = json.loads(found[0].removeprefix(MARK))
-    if refusal := values.get("refused"):
-        raise NoAnswer(refusal)
-    return Outlook.from_json(values)
+        with _silenced():
+            if as_on_gpu:
+                from sgl_vllm.preview import gpu
+
+                gpu.pretend()
+            from sgl_vllm.preview.engine import preview
+
+            return preview(model, flags, is_prediction=as_on_gpu)
+    except Refused as refusal:
+        raise Misused(str(refusal)) from refusal
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Misused(f"vLLM and the plugin cannot be loaded here: {reason}") from error
+
+
+def _reaches_the_hub() -> bool:
+    try:
+        httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=HUB_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Discards what vLLM and PyTorch print, native code included."""
+    streams = (sys.stdout, 1), (sys.stderr, 2)
+    kept = [os.dup(number) for _, number in streams]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+
+    def lead_to(targets: Sequence[int]) -> None:
+        for (stream, number), target in zip(streams, targets, strict=True):
+            stream.flush()
+            os.dup2(target, number)
+
+    lead_to([nowhere, nowhere])
+    try:
+        yield
+    finally:
+        lead_to(kept)
+        for descriptor in (*kept, nowhere):
+            os.close(descriptor)
 
 
 def parts_table(parts: Iterable[tuple[str, str, str, str]]) -> Table:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from sgl_vllm.commands.arguments import argument, option
 from sgl_vllm.commands.terminal import Misused
+from sgl_vllm.preview.outlook import Refused
+from sgl_vllm.self_check import offline
 from sgl_vllm.self_check.report import CheckReport
 from sgl_vllm.vllm_api import versions
 
@@ -40,9 +42,6 @@ def command(
 ) -> int:
     if problem := versions.installation_problem():
         raise Misused(problem)
-    from sgl_vllm.preview.resolve import Refused  # imports vLLM, which takes seconds
-    from sgl_vllm.self_check import offline
-
     try:
         report = offline.verify(model, flags or [])
     except Refused as refusal:

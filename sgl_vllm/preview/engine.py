@@ -18,8 +18,8 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.preview.layers import kv_cache_config
-from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
-from sgl_vllm.preview.resolve import Refused, one_line, resolve
+from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, Refused, State
+from sgl_vllm.preview.resolve import one_line, resolve
 from sgl_vllm.scheduler.assembly import PARTS, decide
 from sgl_vllm.self_check.plan import CHECKED
 

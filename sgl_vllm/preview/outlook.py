@@ -1,4 +1,4 @@
-"""What is foreseen for an engine, as it is passed on and printed.
+"""What is foreseen for an engine.
 
 Owns the form of the answer. Does not own how it is found (`engine.py`). Pure.
 """
@@ -11,11 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from sgl_vllm.part import BY_OPTION
 
-MARK = "sgl_vllm.preview "
-"""What the line of an answer begins with, among those that vLLM logs."""
 
-AS_ON_GPU = "--as-on-gpu"
-"""The flag that asks for a prediction."""
+class Refused(Exception):
+    """vLLM would not start an engine with these flags. The message is one line that says why."""
 
 
 class State(enum.StrEnum):
@@ -83,9 +81,3 @@ class Outlook:
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(asdict(self), indent=indent)
-
-    @classmethod
-    def from_json(cls, values: object) -> Outlook:
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(cls).validate_python(values)

@@ -15,10 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from sgl_vllm.flags import PLUGIN_NAME
 from sgl_vllm.plugin import register
-
-
-class Refused(Exception):
-    """vLLM would not start an engine with these flags. The message is one line that says why."""
+from sgl_vllm.preview.outlook import Refused
 
 
 def resolve(model: str, flags: Sequence[str]) -> VllmConfig:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from vllm.config import KVTransferConfig
 from vllm.config.kv_events import KVEventsConfig
 
@@ -124,7 +125,7 @@ def outlooks(
     answer = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert answer.returncode == 0, answer.stderr[-3000:]
     marked = [line for line in answer.stdout.splitlines() if line.startswith("outlook ")]
-    found = [Outlook.from_json(json.loads(line.removeprefix("outlook "))) for line in marked]
+    found = [TypeAdapter(Outlook).validate_json(line.removeprefix("outlook ")) for line in marked]
     return {case.name: outlook for case, outlook in zip(cases, found, strict=True)}
 
 

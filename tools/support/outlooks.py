@@ -16,9 +16,11 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any  # Any: JSON
+
+from pydantic import TypeAdapter
 
 from sgl_vllm.preview.outlook import Outlook
 from tools.generated import ROOT
@@ -84,8 +86,7 @@ def ask(device: str, models: Configs, questions: Iterable[Sequence[str]]) -> lis
         print(answer.stdout, answer.stderr, file=sys.stderr)
         answer.check_returncode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(_MARK)]
-    found = [json.loads(line.removeprefix(_MARK)) for line in lines]
-    return [Answer(Outlook.from_json(one["outlook"]), one["num_parameters"]) for one in found]
+    return [TypeAdapter(Answer).validate_json(line.removeprefix(_MARK)) for line in lines]
 
 
 # -- in the process that answers -----------------------------------------------------------------
@@ -113,8 +114,7 @@ def _answer(device: str, asked: Path) -> None:
     for model, *flags in json.loads(asked.read_text()):
         num_parameters = 0
         outlook = preview(model, flags, is_prediction=device == GPU)
-        line = {"outlook": json.loads(outlook.to_json()), "num_parameters": num_parameters}
-        print(_MARK + json.dumps(line))
+        print(_MARK + json.dumps(asdict(Answer(outlook, num_parameters))))
 
 
 def _inspect_here(configs: Iterable[Path]) -> None:

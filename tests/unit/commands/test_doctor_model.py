@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from sgl_vllm.commands.cli import main
 from sgl_vllm.part import BY_OPTION
-from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
+from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, Refused, State
 
 ON = PartOutlook("schedule", State.ON)
 CHECKED = PartOutlook("fsm", State.CHECKED)
 BY_CHOICE = PartOutlook("select", State.OFF, BY_OPTION)
 MISSED = PartOutlook("radix", State.OFF, "the model has several KV-cache groups")
+HERE = "."
+"""A folder, so that the hub is not asked."""
 
-Answer = Callable[..., list[list[str]]]
+Asked = list[object]
 
 
 def outlook(*parts: PartOutlook, is_prediction: bool = False) -> Outlook:
@@ -34,62 +38,64 @@ def outlook(*parts: PartOutlook, is_prediction: bool = False) -> Outlook:
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Let the other process print some text. Returns a list that its command lines are put into."""
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outlook | Exception], Asked]:
+    """Stands for vLLM with an answer. Returns a list that what is asked is put into."""
 
-    def set_answer(stdout: str, stderr: str = "", returncode: int = 0) -> list[list[str]]:
-        asked: list[list[str]] = []
+    def set_answer(result: Outlook | Exception) -> Asked:
+        asked: Asked = []
 
-        def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-            asked.append(command[command.index("sgl_vllm.preview") + 1 :])
-            return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+        def preview(model: str, flags: list[str], *, is_prediction: bool) -> Outlook:
+            asked.append([model, *flags])
+            os.write(1, b"a line of native code")
+            if isinstance(result, Exception):
+                raise result
+            return result
 
-        monkeypatch.setattr(subprocess, "run", run)
+        gpu = SimpleNamespace(pretend=lambda: asked.append("as on a GPU"))
+        monkeypatch.setitem(sys.modules, "sgl_vllm.preview.gpu", gpu)
+        engine = SimpleNamespace(preview=preview)
+        monkeypatch.setitem(sys.modules, "sgl_vllm.preview.engine", engine)
         return asked
 
     return set_answer
 
 
-def says(outlook: Outlook) -> str:
-    return f"INFO a line that vLLM logs\nsgl_vllm.preview {outlook.to_json()}\n"
-
-
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "flags", "on_gpu"),
     [
-        (["m"], ["m"]),
-        (["m", "--dtype", "half"], ["m", "--dtype", "half"]),
-        (["--as-on-gpu", "m", "--dtype", "half"], ["--as-on-gpu", "m", "--dtype", "half"]),
-        (["m", "--dtype", "half", "--as-on-gpu"], ["--as-on-gpu", "m", "--dtype", "half"]),
-        (["--json", "m", "--port", "80"], ["m", "--port", "80"]),
-        (["m", "--json", "--port", "80"], ["m", "--port", "80"]),
+        ([HERE], [], False),
+        ([HERE, "--dtype", "half"], ["--dtype", "half"], False),
+        (["--as-on-gpu", HERE, "--dtype", "half"], ["--dtype", "half"], True),
+        ([HERE, "--dtype", "half", "--as-on-gpu"], ["--dtype", "half"], True),
+        (["--json", HERE, "--port", "80"], ["--port", "80"], False),
+        ([HERE, "--json", "--port", "80"], ["--port", "80"], False),
     ],
 )
 def test_flags_of_the_server_are_passed_on_and_those_of_the_command_are_not(
-    answer: Answer, words: list[str], asked: list[str]
+    answer, capfd, words, flags, on_gpu
 ) -> None:
-    commands = answer(says(outlook(ON)))
+    asked = answer(outlook(ON))
     assert main(["doctor", *words]) == 0
-    assert commands == [asked]
+    assert asked == ["as on a GPU"] * on_gpu + [[HERE, *flags]]
+    printed = capfd.readouterr()
+    assert "a line" not in printed.out + printed.err
+    if "--json" in words:
+        assert json.loads(printed.out)["parts"][0]["name"] == "schedule"
 
 
 @pytest.mark.parametrize(
     ("parts", "status"),
     [((ON, CHECKED), 0), ((ON, BY_CHOICE), 0), ((ON, MISSED), 1)],
 )
-def test_the_exit_status_says_whether_a_part_is_missed(
-    answer: Answer, parts: tuple[PartOutlook, ...], status: int
-) -> None:
-    answer(says(outlook(*parts)))
-    assert main(["doctor", "m"]) == status
+def test_the_exit_status_says_whether_a_part_is_missed(answer, capfd, parts, status) -> None:
+    answer(outlook(*parts))
+    assert main(["doctor", HERE]) == status
 
 
-def test_the_table_has_each_part_its_state_and_why_it_is_off(
-    answer: Answer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer(says(outlook(ON, CHECKED, MISSED, is_prediction=True)))
-    main(["doctor", "--as-on-gpu", "m"])
-    printed = " ".join(capsys.readouterr().out.split())
+def test_the_table_has_each_part_its_state_and_why_it_is_off(answer, capfd) -> None:
+    answer(outlook(ON, CHECKED, MISSED, is_prediction=True))
+    main(["doctor", "--as-on-gpu", HERE])
+    printed = " ".join(capfd.readouterr().out.split())
     assert "the V2 runner, asynchronous scheduling" in printed
     assert "3 groups of SlidingWindowSpec, 30 layers, blocks of 16 tokens" in printed
     assert "schedule on fsm checked at start radix off the model has several" in printed
@@ -97,23 +103,25 @@ def test_the_table_has_each_part_its_state_and_why_it_is_off(
 
 
 @pytest.mark.parametrize(
-    ("stdout", "stderr", "message"),
+    ("error", "message"),
     [
-        ('sgl_vllm.preview {"refused": "unrecognized arguments: --x"}', "", "arguments: --x"),
-        ("", "Traceback\nImportError: no hook\n", "loaded here: ImportError: no hook"),
-        ("", "", "exit status 9"),
+        (Refused("unrecognized arguments: --x"), "unrecognized arguments: --x"),
+        (
+            ImportError("no\nhook"),
+            "vLLM and the plugin cannot be loaded here: ImportError: no hook",
+        ),
     ],
 )
-def test_without_an_answer_there_is_one_line_that_says_why(
-    answer: Answer,
-    capsys: pytest.CaptureFixture[str],
-    stdout: str,
-    stderr: str,
-    message: str,
-) -> None:
-    answer(stdout, stderr, returncode=9)
-    assert main(["doctor", "m"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert main(["doctor", "--json", "m"]) == 2
-    assert message in json.loads(capsys.readouterr().out)["error"]
+def test_without_an_answer_there_is_one_line_that_says_why(answer, capfd, error, message) -> None:
+    answer(error)
+    assert main(["doctor", HERE]) == 2
+    assert capfd.readouterr().err == f"sgl-vllm doctor: {message}\n"
+    assert main(["doctor", "--json", HERE]) == 2
+    assert json.loads(capfd.readouterr().out) == {"error": message}
+
+
+def test_a_folder_that_is_not_there_is_said(answer, capfd) -> None:
+    asked = answer(outlook(ON))
+    assert main(["doctor", "./no-model"]) == 2
+    assert capfd.readouterr().err == "sgl-vllm doctor: there is no folder ./no-model\n"
+    assert asked == []
