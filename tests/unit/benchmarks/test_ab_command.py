@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,13 @@ import pytest
 pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
 import sgl_vllm as sgl
 from benchmarks.ab.__main__ import main, parser
 from benchmarks.ab.client import run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan, plans_of
+from tests.unit.lang.conftest import RunningServer
 
 METRICS = """\
 vllm:num_requests_running 0
@@ -32,112 +31,60 @@ vllm:num_preemptions_total 0
 """
 
 
-@dataclass
-class FakeVllm:
+class FakeVllm(RunningServer):
     """Answers a prompt with its length in two parts; a word is a token, which no other holds."""
 
-    plugin: bool = False
-    reply: str = "{num_words} words"
-    finish_reason: str = "length"
-    fails_from: int | None = None
-    url: str = ""
-    num_emptied: int = 0
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    tokens: dict[str, int] = field(default_factory=dict)
+    def __init__(self, *, plugin: bool = False) -> None:
+        super().__init__()
+        self.fails_from: int | None = None
+        self.num_emptied = 0
+        self._tokens: dict[str, int] = {}
+        self.fake.plugin, self.fake.fault, self.fake.tells_tokens = plugin, self._answer, False
+        self.fake.reply = lambda prompt: f"{len(prompt.split())} words"
+        self.fake.tokens_of = lambda text: [text[:-6], text[-6:]]
 
-    def ids(self, text: str) -> list[int]:
-        return [self.tokens.setdefault(word, len(self.tokens)) for word in text.split()]
+    @property
+    def prompts(self) -> list[str]:
+        return [body["prompt"] for body in self.fake.calls]
 
-    def metrics(self) -> str:
-        num_tokens = sum(len(body["prompt"].split()) for body in self.bodies)
-        return METRICS.format(
-            passes=len(self.bodies),
-            prompt_tokens=num_tokens,
-            cached_tokens=num_tokens // 2 if self.plugin else 0,
-            output_tokens=2 * len(self.bodies),
-        )
-
-    def parts_of_answer(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        num_words = len(body["prompt"].split())
-        first, rest = self.reply.format(num_words=num_words).split(" ")
-        assert body["stream"] and body["stream_options"]["include_usage"]
-        tells_tokens = body["stream_options"].get("continuous_usage_stats", False)
-        texts = (first, None), (" " + rest, self.finish_reason)
-        for num_tokens, (text, reason) in enumerate(texts, start=1):
-            part = {"choices": [{"index": 0, "text": text, "finish_reason": reason}]}
-            usage = {"prompt_tokens": num_words, "completion_tokens": num_tokens}
-            yield part | {"usage": usage} if tells_tokens else part
-        yield {"choices": [], "usage": usage}
-
-
-def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/metrics":
-                self._answer(fake.metrics().encode())
-            elif self.path == "/v1/models":
-                self._json({"data": [{"id": "fake", "max_model_len": 4096}]})
-            elif self.path == "/v1/sgl/stats" and fake.plugin:
-                self._json({"parts": {"radix": "on"}})
-            else:
-                self._json({"detail": "Not Found"}, 404)
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
-            if self.path == "/reset_prefix_cache":
-                fake.num_emptied += 1
-                self._json({"success": True})
-            elif self.path == "/tokenize":
-                self._json({"tokens": fake.ids(body["prompt"])})
-            elif self.path == "/v1/completions":
-                body.pop("request_id", None)  # no two requests have the same
-                body.get("vllm_xargs", {}).pop("sgl_program", None)  # nor two programs
-                fake.bodies.append(body)
-                if fake.fails_from is not None and len(fake.bodies) >= fake.fails_from:
-                    self._json({"error": {"message": "EngineDeadError"}}, 500)
-                    return
-                lines = [f"data: {json.dumps(part)}\n\n" for part in fake.parts_of_answer(body)]
-                self._answer("".join([*lines, "data: [DONE]\n\n"]).encode(), "text/event-stream")
-            else:
-                self._json({"detail": "Not Found"}, 404)
-
-        def _json(self, content: Any, status: int = 200) -> None:
-            self._answer(json.dumps(content).encode(), "application/json", status)
-
-        def _answer(self, body: bytes, kind: str = "text/plain", status: int = 200) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("retry-after-ms", "1")  # heeded after an error
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Keep the test's output clean."""
-
-    return Handler
-
-
-@contextmanager
-def serving(fake: FakeVllm) -> Iterator[FakeVllm]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(fake)) as server:
-        fake.url = f"http://127.0.0.1:{server.server_port}"
-        # Looks every poll_interval (s) whether it is to end.
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield fake
-        server.shutdown()
+    def _answer(self, path: str, body: dict[str, Any]) -> Response | None:
+        num_calls = len(self.prompts)
+        if path == "/metrics":
+            num_tokens = sum(len(prompt.split()) for prompt in self.prompts)
+            page = METRICS.format(
+                passes=num_calls,
+                prompt_tokens=num_tokens,
+                cached_tokens=num_tokens // 2 if self.fake.plugin else 0,
+                output_tokens=2 * num_calls,
+            )
+            return PlainTextResponse(page)
+        if path == "/reset_prefix_cache":
+            self.num_emptied += 1
+            return JSONResponse({"success": True})
+        if path == "/tokenize":
+            words = body["prompt"].split()
+            ids = [self._tokens.setdefault(word, len(self._tokens)) for word in words]
+            return JSONResponse({"tokens": ids})
+        if path == "/v1/sgl/stats" and self.fake.plugin:
+            return JSONResponse({"parts": {"radix": "on"}})
+        if self.fails_from and path == "/v1/completions" and num_calls >= self.fails_from:
+            error = {"error": {"message": "EngineDeadError"}}
+            return JSONResponse(error, 500, {"retry-after-ms": "1"})
+        return None
 
 
 @pytest.fixture
 def stock() -> Iterator[FakeVllm]:
-    with serving(FakeVllm()) as fake:
-        yield fake
+    server = FakeVllm()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
 def plugin() -> Iterator[FakeVllm]:
-    with serving(FakeVllm(plugin=True)) as fake:
-        yield fake
+    server = FakeVllm(plugin=True)
+    yield server
+    server.stop()
 
 
 def plan(*words: str) -> Plan:
@@ -156,8 +103,8 @@ def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
     assert main(["no_sharing", "--stock-url", stock.url, "--sgl-url", plugin.url, *sizes]) == 0
     assert stock.num_emptied == plugin.num_emptied == 2
     num_warm_up = 3  # a quarter of the programs at most
-    assert len(stock.bodies) == len(plugin.bodies) == 2 * (num_warm_up + 12)
-    assert {body["prompt"] for body in stock.bodies} == {body["prompt"] for body in plugin.bodies}
+    assert len(stock.prompts) == len(plugin.prompts) == 2 * (num_warm_up + 12)
+    assert {*stock.prompts} == {*plugin.prompts}
 
     content = json.loads(file.read_text())
     assert content["requests"] == 12
@@ -195,10 +142,9 @@ def twice(s: sgl.ProgramState, question: str) -> None:
 
 def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) -> None:
     run = run_programs(twice, [{"question": "a b c "}], stock.url, 1)
-    prompts = [len(body["prompt"].split()) for body in stock.bodies]
-    assert prompts == [3, 6]
-    # The second prompt is the first, "3 words", of which "3" was fed back, and " and".
-    assert unique_prompt_tokens(run, stock.url) == 3 + 2
+    assert [len(prompt.split()) for prompt in stock.prompts] == [3, 6]
+    # The second prompt is the first, "3 words", which was decoded, and " and".
+    assert unique_prompt_tokens(run, stock.url) == 3 + 1
 
 
 # -- arguments

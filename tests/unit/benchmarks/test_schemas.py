@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.schemas import (
-    FILE,
-    generated,
-    is_plain,
-    schemas,
-)
+from benchmarks.schemas import FILE, generated, is_plain, schemas
 
 
 def write(folder: Path, *lines: str) -> Path:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from sgl_vllm.preview.outlook import Outlook, PartOutlook
 from tools.generated import ROOT
 from tools.support import __main__ as support
 
@@ -27,10 +26,6 @@ def test_the_tables_are_up_to_date() -> None:
     for section in support.SECTIONS:
         page = section.page.read_text()
         assert page == section.written_into(page), f"run `{section.command}`"
-
-
-def outlook(*parts: PartOutlook) -> Outlook:
-    return Outlook("m", "cpu", False, "V1", False, True, [], [*parts])
 
 
 def test_vllm_builds_as_many_parameters_as_a_model_is_known_for() -> None:

@@ -58,13 +58,6 @@ def test_no_failure_stops_the_rest(
     assert "fine" in (tmp_path / "1" / "log.txt").read_text()
 
 
-def test_what_has_passed_is_not_run_again(suite: ModuleType, tmp_path: Path) -> None:
-    note = "open('OUT', 'a').write('x')".replace("OUT", str(tmp_path / "notes"))
-    for _ in range(2):
-        run(suite, tmp_path, note, f"{note}; raise SystemExit(1)")
-    assert (tmp_path / "notes").read_text() == "xxx"
-
-
 def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Path) -> None:
     script = (
         "import time\ntry: time.sleep(60)\n"
