@@ -21,7 +21,6 @@ from rich.text import Text
 
 from sgl_vllm.commands import demo
 from sgl_vllm.commands.demo import Comparison
-from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import sigterm_as_interrupt
 from tools.generated import ROOT, write_or_check
 
@@ -46,7 +45,7 @@ def recorded() -> Comparison:
 def record() -> None:
     """Runs the demo, which prints what it does, and replaces the recorded run."""
     with sigterm_as_interrupt():
-        run = demo.compare(MODEL_PATH, Console(stderr=True), as_json=False, keep=False)
+        run = demo.compare(Console(stderr=True), as_json=False)
     RUN.write_bytes(_RUN_TYPE.dump_json(run, indent=1) + b"\n")
 
 

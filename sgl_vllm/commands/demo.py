@@ -7,12 +7,10 @@ servers' own. Answers are compared text for text.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any  # Any: JSON
 
 import httpx
@@ -22,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 import sgl_vllm as sgl
-from sgl_vllm.commands.arguments import flag, option
+from sgl_vllm.commands.arguments import flag
 from sgl_vllm.commands.client import Json, SglServer
 from sgl_vllm.commands.terminal import CommandError, reason_of
 from sgl_vllm.commands.tree import draw_nodes
@@ -79,17 +77,13 @@ class Comparison:
 
 
 def command(
-    model: Annotated[
-        Path | None, option("PATH", "A model's folder (default: the demo model).")
-    ] = None,
-    keep: Annotated[bool, flag("--keep", "Keep the plugin's server running until Ctrl-C.")] = False,
     as_json: Annotated[bool, flag("--json", "Print counts and answers as JSON.")] = False,
 ) -> int:
     """The exit status: 0 if both servers gave the same answers, 1 if not or on failure."""
     progress = Console(stderr=True, highlight=False)
     with sigterm_as_interrupt():
         try:
-            comparison = compare(_model_folder(model), progress, as_json=as_json, keep=keep)
+            comparison = compare(progress, as_json=as_json)
         except (ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
             raise CommandError(str(failure)) from failure
         except KeyboardInterrupt:
@@ -98,11 +92,11 @@ def command(
     return 0 if comparison.same_answers else 1
 
 
-def compare(model: Path, progress: Console, *, as_json: bool, keep: bool) -> Comparison:
+def compare(progress: Console, *, as_json: bool) -> Comparison:
     """Runs the program on one server after the other, and prints the result."""
-    with serving(model, progress, plugin=False) as server:
+    with serving(progress, plugin=False) as server:
         stock = run_program(server)
-    with serving(model, progress, plugin=True) as server:
+    with serving(progress, plugin=True) as server:
         plugin = run_program(server)
         (tree,) = SglServer(server.url).tree()["engines"]
         comparison = Comparison(stock, plugin, tree)
@@ -110,9 +104,6 @@ def compare(model: Path, progress: Console, *, as_json: bool, keep: bool) -> Com
             print(comparison.to_json())
         else:
             show(comparison, Console(highlight=False))
-        if keep:
-            progress.print(f"\nServing {server.url} with the plugin. Ctrl-C ends it.")
-            signal.pause()
     return comparison
 
 
@@ -146,7 +137,6 @@ def _warm_up(server: VllmServer) -> None:
 
 @contextmanager
 def serving(
-    model: Path,
     progress: Console,
     *,
     plugin: bool,
@@ -154,10 +144,9 @@ def serving(
     show_text: bool = False,
     extra_args: Sequence[str] = (),
 ) -> Iterator[VllmServer]:
-    """A server for a small model, whose start is shown.
+    """A server for the demo model, whose start is shown.
 
     Args:
-        model: the model's folder.
         progress: where to show it.
         plugin: whether the server has the plugin.
         port: a port that is free, by default any.
@@ -173,14 +162,13 @@ def serving(
     with progress.status(f"starting {name}") as status:
         try:
             server = VllmServer(
-                model,
+                MODEL_PATH,
                 plugin=plugin,
                 plugin_config={"tree_text": True} if show_text else None,
                 served_model_name="demo",
                 max_model_len=MAX_MODEL_LEN,
                 extra_args=(*_gpu_arguments(), *extra_args),
-                # The demo model is too small to gain from a second thread.
-                env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
+                env={"OMP_NUM_THREADS": "1"},  # it is too small to gain from a second thread
                 port=port,
                 stop_timeout_s=STOP_TIMEOUT_S,
                 on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
@@ -203,13 +191,6 @@ def _gpu_arguments() -> tuple[str, ...]:
     if vllm.build == "cpu":
         return ()
     return ("--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.5")
-
-
-def _model_folder(model: Path | None) -> Path:
-    folder = model or MODEL_PATH
-    if not (folder / "config.json").is_file():
-        raise CommandError(f"{folder} has no config.json: set --model to a model's folder")
-    return folder
 
 
 # -- showing

@@ -15,7 +15,6 @@ from rich.console import Console
 from sgl_vllm.commands.arguments import flag, option
 from sgl_vllm.commands.demo import serving
 from sgl_vllm.commands.terminal import CommandError
-from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 
 POLL_S = 0.5
@@ -45,12 +44,7 @@ def command(
     with sigterm_as_interrupt():
         try:
             with serving(
-                MODEL_PATH,
-                errors,
-                plugin=True,
-                port=port,
-                show_text=True,
-                extra_args=FOR_AGENTS,
+                errors, plugin=True, port=port, show_text=True, extra_args=FOR_AGENTS
             ) as server:
                 show(server, console)
                 if not no_browser and has_browser():

@@ -230,22 +230,14 @@ def _json_object(text: str, where: str) -> dict[str, object]:
 
 
 def _check_arguments(program: Program, given: Mapping[str, object], where: str) -> None:
-    parameters = list(inspect.signature(program.func).parameters.values())[1:]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = [p.name for p in named]
-    unknown = [name for name in given if name not in names]
-    if unknown and not takes_any:
-        known = ", ".join(names) or "none"
+    signature = inspect.signature(program.func)
+    try:
+        signature.bind(None, **{**program.bound, **given})
+    except TypeError as error:
         raise Misused(
-            f"{program.func.__name__} has no parameter {unknown[0]!r}{where}; it has: {known}"
-        )
-    have = {**program.bound, **given}
-    missing = [p.name for p in named if p.default is p.empty and p.name not in have]
-    if missing:
-        how = " ".join(f"--var {name}=VALUE" for name in missing)
-        needs = f"argument{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        raise Misused(f"{program.func.__name__} needs the {needs}{where}: add {how}")
+            f"{program.func.__name__}{signature}: {error}{where}. Set arguments with --var "
+            "NAME=VALUE"
+        ) from None
 
 
 def _server_at(url: str | None, api_key: str | None) -> Backend:

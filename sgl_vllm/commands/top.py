@@ -30,6 +30,9 @@ TIMEOUT_S = 5.0
 RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
 """Causes of misses of tokens that were cached once, and that need not have been computed again."""
 
+HIT_RATE = ("hits", "queries")
+"""Of vLLM's counters of the prefix cache, in tokens: what is divided by what."""
+
 DESCRIPTION = f"""\
 Shows a line per server, updated at an interval. Stock vLLM servers are shown
 with vLLM's own figures.
@@ -98,14 +101,15 @@ class Sample:
 
     Attributes:
         at_s: monotonic seconds.
-        totals: its `/metrics`, summed over labels; None if it does not answer.
+        counts: its `/metrics`, summed over labels, and the plugin's counters; None if it does not
+            answer.
         stats: its `/v1/sgl/stats`; None without the plugin, or if they cannot be read.
         problem: what could not be read, in one line.
     """
 
     url: str
     at_s: float
-    totals: dict[str, float] | None
+    counts: dict[str, float] | None
     stats: Json | None
     problem: str = ""
 
@@ -148,7 +152,7 @@ def sample_all(servers: Sequence[SglServer]) -> list[Sample]:
 
 def _sample(server: SglServer) -> Sample:
     try:
-        totals = totals_of(server.metrics(TIMEOUT_S))
+        counts = totals_of(server.metrics(TIMEOUT_S))
     except ServerError as error:
         return Sample(server.base, time.monotonic(), None, None, str(error))
     except ValueError:
@@ -157,70 +161,55 @@ def _sample(server: SglServer) -> Sample:
     at_s, stats, problem = time.monotonic(), None, ""
     try:
         stats = server.stats(TIMEOUT_S)
+        misses = stats.get("misses", {})
+        counts |= stats.get("jump_forward", {})
+        counts |= {cause: misses[cause] for cause in RECOMPUTED if cause in misses}
     except NoPluginError:
         pass
     except ServerError as error:
         problem = str(error)
-    return Sample(server.base, at_s, totals, stats, problem)
+    return Sample(server.base, at_s, counts, stats, problem)
 
 
 def compare(earlier: Sample | None, now: Sample) -> Row:
     """The line of a server, from its last two samples or its first one."""
-    totals, stats, rates = now.totals or {}, now.stats or {}, _Rates(earlier, now)
-    recomputed = {cause: rates.per_s(cause) for cause in RECOMPUTED}
-    hits, queries = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+    counts, stats = now.counts or {}, now.stats or {}
+    before = (earlier.counts if earlier is not None else None) or {}
+    seconds = now.at_s - earlier.at_s if earlier is not None else 0.0
+    # A server that was restarted in between has lower counts.
+    counted = {
+        name: value - before[name]
+        for name, value in counts.items()
+        if name in before and value >= before[name]
+    }
+
+    def per_s(name: str) -> float | None:
+        return counted[name] / seconds if name in counted and seconds > 0 else None
+
+    def hit_rate(tokens: dict[str, float]) -> float | None:
+        hits, queries = (tokens.get(f"vllm:prefix_cache_{name}_total") for name in HIT_RATE)
+        return hits / queries if hits is not None and queries else None
+
+    recomputed = {cause: per_s(cause) for cause in RECOMPUTED}
     return {
         "url": now.url,
-        "answers": now.totals is not None,
+        "answers": now.counts is not None,
         "plugin": now.stats is not None,
-        "running": totals.get("vllm:num_requests_running"),
-        "waiting": totals.get("vllm:num_requests_waiting"),
-        "prompt_tokens_per_s": rates.per_s("vllm:prompt_tokens_total"),
-        "output_tokens_per_s": rates.per_s("vllm:generation_tokens_total"),
-        "hit_rate": rates.share(hits, queries),
-        "hit_rate_since_start": _share(totals.get(hits), totals.get(queries)),
+        "running": counts.get("vllm:num_requests_running"),
+        "waiting": counts.get("vllm:num_requests_waiting"),
+        "prompt_tokens_per_s": per_s("vllm:prompt_tokens_total"),
+        "output_tokens_per_s": per_s("vllm:generation_tokens_total"),
+        "hit_rate": hit_rate(counted),
+        "hit_rate_since_start": hit_rate(counts),
         "tree_tokens": stats.get("radix", {}).get("tree_tokens"),
         "cache_tokens": stats.get("radix", {}).get("cache_tokens"),
-        "jumps_per_s": rates.per_s("jumps"),
-        "forced_tokens_per_s": rates.per_s("forced_tokens"),
+        "jumps_per_s": per_s("jumps"),
+        "forced_tokens_per_s": per_s("forced_tokens"),
         "programs": dict(stats.get("programs", {})),
         "recomputed_tokens_per_s": {cause: rate for cause, rate in recomputed.items() if rate},
         "parts_off": {part: why for part, why in stats.get("parts", {}).items() if why != "on"},
         "problem": now.problem,
     }
-
-
-class _Rates:
-    """Differences of counters between two samples. None if the server was restarted in between."""
-
-    def __init__(self, earlier: Sample | None, now: Sample) -> None:
-        self._now = _counts(now)
-        self._earlier = _counts(earlier) if earlier is not None else {}
-        self._seconds = now.at_s - earlier.at_s if earlier is not None else 0.0
-
-    def per_s(self, name: str) -> float | None:
-        counted = self._counted(name)
-        return counted / self._seconds if counted is not None and self._seconds > 0 else None
-
-    def share(self, part: str, whole: str) -> float | None:
-        return _share(self._counted(part), self._counted(whole))
-
-    def _counted(self, name: str) -> float | None:
-        now, before = self._now.get(name), self._earlier.get(name)
-        return now - before if now is not None and before is not None and now >= before else None
-
-
-def _counts(sample: Sample) -> dict[str, float]:
-    stats = sample.stats or {}
-    return {
-        **(sample.totals or {}),
-        **stats.get("jump_forward", {}),
-        **{cause: value for cause, value in stats.get("misses", {}).items() if cause in RECOMPUTED},
-    }
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 def draw(rows: Sequence[Row]) -> Group:

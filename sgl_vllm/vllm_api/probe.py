@@ -16,23 +16,8 @@ from sgl_vllm.vllm_api.stub_entries import Entry, Kind, read_entries
 from sgl_vllm.vllm_api.vllm_source import SourceClass, VllmSource, installed_source
 
 PARTS = ("radix", "schedule", "fsm", "jump_forward", "select")
-"""What `doctor` and the server report on."""
-
-OPTIONAL_PARTS = (
-    "rank_routing",
-    "prefix_attention",
-    "approximate_reuse",
-    "tiers",
-    "traces",
-    "routes",
-    "kv_events",
-    "engine_backend",
-    "format_checks",
-    "self_check",
-    "verify",
-    "preview",
-)
-"""What else needs vLLM: the names of options, and of what runs outside the scheduler."""
+"""What `doctor` and the server report on. The stubs name more: options, and what runs outside the
+scheduler."""
 
 
 def missing_hooks(part: str) -> list[str]:

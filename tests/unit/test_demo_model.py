@@ -31,19 +31,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.fixture(scope="module")
-def model() -> Examinee:
-    return Examinee(DEMO_MODEL)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-
-
-# ---- the folder --------------------------------------------------------------------------------
-
-
 def test_the_chat_template_writes_what_training_wrote() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     messages = [
@@ -58,10 +45,8 @@ def test_the_chat_template_writes_what_training_wrote() -> None:
     ) == written.removesuffix(f"Hello!{TURN_END}\n")
 
 
-# ---- what the model can do (the whole examination takes a minute; this is a part of it) ---------
-
-
-def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
+def test_it_fills_json_and_ends_its_turn() -> None:
+    model = Examinee(DEMO_MODEL)
     prompt = model.chat_prompt("Fill in a card for the city Paris as JSON.")
     (answer,) = model.complete([prompt], max_tokens=80)
     assert answer.endswith(TURN_END)
@@ -74,16 +59,9 @@ def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
     }
 
 
-# ---- the training text -------------------------------------------------------------------------
-
-
 @pytest.mark.nightly
-def test_the_text_is_still_that_of_which_the_shipped_tokenizer_was_made(
-    tokenizer: Tokenizer,
-) -> None:
+def test_the_text_is_still_that_of_which_the_shipped_tokenizer_was_made() -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     text = itertools.islice(texts.documents(0), TOKENIZER_DOCUMENTS)
     made = train_tokenizer(text, vocab_size=tokenizer.get_vocab_size())
     assert json.loads(made.to_str()) == json.loads(tokenizer.to_str())
-
-
-# ---- the training script -----------------------------------------------------------------------

@@ -56,11 +56,6 @@ def test_copied_examples_keep_their_folders_and_overwrite_nothing(
     assert cli.main(copy) == 2
     assert "exists already" in capsys.readouterr().err
     assert copied.read_text() == "mine"
-
-
-@pytest.mark.parametrize("words", [["nope.py"], ["all"], ["nope.py", "--copy", "x"]])
-def test_what_cannot_be_shown_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["examples", *words]) == 2
-    assert "sgl-vllm examples: " in capsys.readouterr().err
+    for words in (["nope.py"], ["all"], ["nope.py", "--copy", "x"]):
+        assert cli.main(["examples", *words]) == 2
+        assert "sgl-vllm examples: " in capsys.readouterr().err

@@ -10,9 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 from benchmarks.models import resolve_model
 

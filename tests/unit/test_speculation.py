@@ -35,7 +35,6 @@ class Config:
     """What the table reads of vLLM's `VllmConfig`."""
 
     speculative_config: Any = None
-
     num_prefill_lookahead_tokens: int = 0
     kv_transfer_config: Any = None
     model_config: Model = Model()
@@ -68,18 +67,15 @@ def test_speculation_is_refused_on_a_model_with_recurrent_layers(model):
     assert refusal(Config(model_config=model)) is None
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "ngram_gpu"])
-def test_drafters_that_read_nothing_ahead_cost_no_token_of_a_hit(method):
-    config = Config(Speculative(method))
-    assert refusal(config) is None
-    assert drafting_of(config) == Drafting(num_lookahead=0, num_slots=7)
-
-
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
-def test_drafters_that_read_one_token_ahead_are_allowed(method):
-    config = Config(Speculative(method), num_prefill_lookahead_tokens=1)
-    assert refusal(config) is None
-    assert drafting_of(config).num_lookahead == 1
+@pytest.mark.parametrize(
+    ("methods", "num_lookahead"),
+    [(["ngram", "draft_model", "ngram_gpu"], 0), (["eagle", "eagle3", "mtp"], 1)],
+)
+def test_drafters_that_read_at_most_one_token_ahead_are_allowed(methods, num_lookahead):
+    for method in methods:
+        config = Config(Speculative(method), num_prefill_lookahead_tokens=num_lookahead)
+        assert refusal(config) is None
+        assert drafting_of(config) == Drafting(num_lookahead, num_slots=7)
 
 
 @pytest.mark.parametrize(

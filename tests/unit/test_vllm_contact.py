@@ -15,7 +15,6 @@ from tools.vllm_contact.contact import Problem, contact_problems
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEDULER = "v1/core/sched/scheduler.py"
 POOL = "v1/core/block_pool.py"
 MANAGER = "v1/core/kv_cache_manager.py"
 GRAMMARS = "v1/structured_output/backend_types.py"
@@ -34,11 +33,6 @@ CHANGES = [
         ),
         "RadixKVCacheManager.record_prefix_cache_stats: takes no None as 'num_hits'",
         id="a parameter may be None",
-    ),
-    pytest.param(
-        Edit(SCHEDULER, "self.kv_holding_waiting", "self.waiting_with_kv"),
-        "Scheduler.kv_holding_waiting: missing",
-        id="an attribute is gone",
     ),
     pytest.param(
         Edit(

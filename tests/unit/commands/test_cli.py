@@ -41,7 +41,7 @@ def test_its_help_imports_neither_the_language_nor_a_client():
         (["docter", "MODEL"], "Did you mean 'doctor'?"),
         (["--versoin"], "--version"),
         (["quickstart", "--no-brwser"], "--no-browser"),
-        (["demo", "--modle=x"], "--model"),
+        (["demo", "--jsno"], "--json"),
         (["lint-prompts", "--tokeniser", "m", "log"], "--tokenizer"),
     ],
 )

@@ -60,7 +60,7 @@ def test_masks_are_those_of_xgrammar(name: str) -> None:
     walk_beside_xgrammar(GRAMMARS[name], random.Random(name), walks=3, steps=40)
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(st.integers(0, 10**9))
 def test_so_are_those_of_random_grammars(seed: int) -> None:
     grammar = random_grammar(random.Random(seed))

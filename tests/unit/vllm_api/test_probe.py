@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_vllm.vllm_api.probe import OPTIONAL_PARTS, PARTS, missing_hooks, missing_in
+from sgl_vllm.vllm_api.probe import PARTS, missing_hooks, missing_in
+from sgl_vllm.vllm_api.stub_entries import read_entries
 from sgl_vllm.vllm_api.vllm_source import VllmSource
 from tests.vllm_copies import Edit, copy_of_vllm
 
@@ -60,9 +61,13 @@ def after_all_changes(tmp_path_factory: pytest.TempPathFactory) -> VllmSource:
     return copy_of_vllm(tmp_path_factory.mktemp("vllm"), LATER, *edits)
 
 
-@pytest.mark.parametrize("part", [*PARTS, *OPTIONAL_PARTS])
+@pytest.mark.parametrize("part", sorted({part for one in read_entries() for part in one.parts}))
 def test_the_installed_vllm_has_all_that_a_part_needs(part: str):
     assert missing_hooks(part) == []
+
+
+def test_the_stubs_name_every_part():
+    assert {*PARTS} <= {part for entry in read_entries() for part in entry.parts}
 
 
 @pytest.mark.parametrize("change", CHANGES)
