@@ -29,6 +29,7 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 # Files of many short tests last: a process gets its next file when two tests are left of its own, so
 # a file may wait for the one long test of another while the other process has nothing left to do.
 test-slow: boundscheck  ## slow tests: examples, the demo, the tutorial, servers of their own
+	@$(IN_ROOT) TRITON_INTERPRET=1 OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/unit/kernels
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m "slow and not (nightly or platforms)" $(PARALLEL) --durations 30 \
 		$(addprefix tests/,server unit browser engine)
 
@@ -42,8 +43,8 @@ boundscheck: install  ## structured output, with a check of every access to an a
 	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 tests/unit/fsm
 	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=11 exec "$(BIN)/python" -m pytest -m "nightly or not nightly" tests/unit/fsm/test_format_fuzz.py
 
-unit: install  ## the tests of the pure parts (seconds)
-	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
+unit: install  ## the tests of the pure parts (a minute)
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest $(PARALLEL) tests/unit
 
 gpu:  ## on a machine with CUDA: tests, kernel times, comparison with stock (docs/gpu.md)
 	@$(IN_ROOT) exec $(PYTHON3) tools/gpu/suite.py

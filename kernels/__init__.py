@@ -6,6 +6,5 @@ do.
 - `prefix_attention`: decode that reads what requests share once, planned by `prefix_plan`
   for the shared blocks that `prefix_levels` finds
 - `attention_backend`: vLLM's FlashAttention backend with that kernel; `decode_step` decides when
-- `checks`: argument checks that the kernels share
 - `reference`: what the kernels compute, in plain PyTorch
 """

@@ -8,10 +8,6 @@ of the kind: its cascade attention is gone, and `common_prefix_len` is always 0.
 
 which calls `register` in every process and chooses the backend.
 
-**Has not run on a GPU, nor in an engine.** Tested on the CPU: when it applies, the plan from a
-batch's metadata, and whose `forward` is called with what. Not tested: anything that starts with
-vLLM's `build` of FlashAttention, the second model runner, CUDA graphs, times.
-
 - *CPU cost, no wait for the GPU.* A plan is made from the block table as the runner wrote it on the
   CPU and the lengths that it knows there (upper bounds under asynchronous speculation: the kernel
   takes each request's true length). About 0.5 to 2 ms when the batch changes, 0.1 ms when it has
@@ -59,7 +55,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from sgl_vllm.vllm_api.patching import wrap
 
-from .decode_step import HostRows, Layer, Planner, attend, num_decodes
+from .decode_step import Layer, Planner, attend, num_decodes
 
 if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable
@@ -220,10 +216,8 @@ class PrefixGroupedImpl(FlashAttentionImpl):
 
 FindRows = Callable[[int, "Ints | None"], "Ints | None"]
 
-_rows_of_tables: weakref.WeakKeyDictionary[BlockTables, list[HostRows]] = (
-    weakref.WeakKeyDictionary()
-)
-"""What was written to the second runner's tables, by KV cache group."""
+_rows_of_tables: weakref.WeakKeyDictionary[BlockTables, list[Ints]] = weakref.WeakKeyDictionary()
+"""What was written to the second runner's tables, by KV cache group: a row per request."""
 
 _rows_by_address: dict[int, FindRows] = {}
 """By the address of the table on the device: from the number of rows and, for each, the runner's
@@ -260,7 +254,9 @@ def _remember_second(
     original: Callable[..., None], tables: BlockTables, *args: Any, **kwargs: Any
 ) -> None:
     original(tables, *args, **kwargs)
-    _rows_of_tables[tables] = [HostRows(*table.shape) for table in tables.input_block_tables]
+    _rows_of_tables[tables] = [
+        np.zeros(tuple(table.shape), dtype=np.int32) for table in tables.input_block_tables
+    ]
     known = weakref.ref(tables)
     for group, device_table in enumerate(tables.input_block_tables):
 
@@ -268,7 +264,7 @@ def _remember_second(
             alive = known()
             if alive is None or requests is None or len(requests) < count:
                 return None
-            return _rows_of_tables[alive][group].rows(np.asarray(requests[:count]))
+            return _rows_of_tables[alive][group][np.asarray(requests[:count])]
 
         _rows_by_address[device_table.data_ptr()] = find
 
@@ -287,4 +283,4 @@ def _mirror(
     ):
         end = int(num_blocks[req_index])
         ids = [0] * len(block_ids) if tables.redirect_writes_to_null_block else block_ids
-        rows.write(req_index, end - len(ids), ids)
+        rows[req_index, end - len(ids) : end] = ids

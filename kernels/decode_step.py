@@ -1,12 +1,11 @@
-"""What an engine needs around prefix-grouped decode: when it applies, plans of one step after the
-other, and the block table on the CPU.
+"""What an engine needs around prefix-grouped decode: when it applies, and plans of one step after
+the other.
 
 Knows the layout of vLLM's tensors and none of its classes: `attention_backend` is the adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -119,23 +118,6 @@ class Planner:
         num_rows, width = self._shared.shape
         differs = block_table[:num_rows, :width] != self._blocks
         return not (differs & self._shared).any()
-
-
-class HostRows:
-    """Block tables of requests on the CPU, kept as they are written to the device.
-
-    For a runner whose tables are on the device alone: row `r` is of the runner's request `r`.
-    """
-
-    def __init__(self, num_requests: int, max_blocks: int) -> None:
-        self.table = np.zeros((num_requests, max_blocks), dtype=np.int32)
-
-    def write(self, request: int, start: int, block_ids: Sequence[int]) -> None:
-        self.table[request, start : start + len(block_ids)] = block_ids
-
-    def rows(self, requests: Ints) -> Ints:
-        """[len(requests), max_blocks], a copy."""
-        return self.table[requests]
 
 
 # -- the call

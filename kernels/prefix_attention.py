@@ -10,8 +10,7 @@ Owns the launches and the partial results between them. Which requests read what
 A query here is one head of one request: all those of a KV head share its keys, so the rows of a
 tile are (request, head) pairs, as they are for the heads of a single request.
 
-**Times have not been measured on a GPU yet**: the results are tested in Triton's interpreter, and
-that the kernels compile for compute capability 8.0 and 9.0.
+**Times have not been measured on a GPU yet**: docs/gpu.md says what has run.
 
 Ideas: see `prefix_plan`; the online softmax is Milakov and Gimelshein's (arXiv 1805.02867).
 """
@@ -27,8 +26,13 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import INTERPRETED, check_query, check_runs_on
 from .prefix_plan import ITEM_FIELDS, Plan
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_SIZE = 256
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether the kernels run in Triton's interpreter: `triton.jit` decides it, above each of them."""
 
 
 @dataclass(frozen=True)
@@ -169,64 +173,42 @@ def _check(
     out: torch.Tensor,
 ) -> None:
     """Of what the host knows: nothing here waits for the device."""
-    if query.dim() != 3:
-        raise ValueError(
-            f"query must be [num_requests, num_heads, head_size], not {list(query.shape)}"
+    count, shape = plan.plan.num_requests, plan.plan.shape
+    of_query = (count, shape.num_heads, shape.head_size)
+    of_cache = (None, shape.block_size_tokens, shape.num_kv_heads, shape.head_size)
+    for name, tensor, sizes, dtype in (
+        ("query", query, of_query, query.dtype),
+        ("key_cache", key_cache, of_cache, query.dtype),
+        ("value_cache", value_cache, of_cache, query.dtype),
+        ("block_table", block_table, (count, None), torch.int32),
+        ("seq_lens", seq_lens, (count,), torch.int32),
+        ("out", out, of_query, query.dtype),
+        ("plan.items", plan.items, (None, ITEM_FIELDS), torch.int32),
+    ):
+        found = tuple(tensor.shape)
+        fits = len(found) == len(sizes) and all(
+            want in (None, have) for want, have in zip(sizes, found, strict=True)
         )
-    num_requests, num_heads, head_size = query.shape
-    check_query(query)
-    if key_cache.dim() != 4 or key_cache.shape[3] != head_size:
-        raise ValueError(
-            "key_cache must be [num_blocks, block_size_tokens, num_kv_heads, "
-            f"{head_size}], not {list(key_cache.shape)}"
-        )
-    if value_cache.shape != key_cache.shape:
-        raise ValueError(
-            f"value_cache must have key_cache's shape {list(key_cache.shape)}, "
-            f"not {list(value_cache.shape)}"
-        )
-    if out.shape != query.shape:
-        raise ValueError(
-            f"out must have the query's shape {list(query.shape)}, not {list(out.shape)}"
-        )
-    if block_table.dim() != 2 or block_table.shape[0] != num_requests:
-        raise ValueError(
-            f"block_table must be [{num_requests}, max_blocks], not {list(block_table.shape)}"
-        )
-    if seq_lens.shape != (num_requests,):
-        raise ValueError(f"seq_lens must be [{num_requests}], not {list(seq_lens.shape)}")
-    for name, tensor in (("block_table", block_table), ("seq_lens", seq_lens)):
-        if tensor.dtype != torch.int32:
-            raise ValueError(f"{name} must be int32, not {tensor.dtype}")
-    for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache), ("out", out)):
-        if tensor.dtype != query.dtype:
-            raise ValueError(f"{name} must have the query's dtype {query.dtype}: {tensor.dtype}")
-    contiguous = {
-        "query": query,
-        "key_cache": key_cache,
-        "value_cache": value_cache,
-        "block_table": block_table,
-        "seq_lens": seq_lens,
-        "out": out,
-    }
-    for name, tensor in contiguous.items():
+        if not fits or tensor.dtype != dtype:
+            raise ValueError(
+                f"{name} must be {dtype} {list(sizes)} for this plan, not {tensor.dtype} "
+                f"{list(found)}"
+            )
         if tensor.stride(-1) != 1 and tensor.numel() > 1:
             raise ValueError(f"{name}'s last dimension must be contiguous: {tensor.stride()}")
         if tensor.device != query.device:
             raise ValueError(f"{name} is on {tensor.device}, the query on {query.device}")
-    if plan.items.device != query.device:
-        raise ValueError(f"the plan is on {plan.items.device}, the query on {query.device}")
-    if plan.plan.num_requests != num_requests:
-        raise ValueError(f"the plan is for {plan.plan.num_requests} requests, not {num_requests}")
-    shape = plan.plan.shape
-    given = (num_heads, key_cache.shape[2], head_size, key_cache.shape[1])
-    planned = (shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size_tokens)
-    if given != planned:
+    if shape.head_size % 16 or not 0 < shape.head_size <= MAX_HEAD_SIZE:
         raise ValueError(
-            "the plan is for (num_heads, num_kv_heads, head_size, block_size_tokens) = "
-            f"{planned}, not {given}"
+            f"head_size must be a multiple of 16 up to {MAX_HEAD_SIZE}, not {shape.head_size}"
         )
-    check_runs_on(query.device)
+    if query.dtype not in DTYPES:
+        raise ValueError(f"query must be bfloat16, float16 or float32, not {query.dtype}")
+    if query.device.type != "cuda" and not INTERPRETED:
+        raise ValueError(
+            "the kernel runs on a GPU, or on a CPU with TRITON_INTERPRET=1, not on "
+            f"{query.device.type}"
+        )
 
 
 def _item_configs() -> list[triton.Config]:

@@ -11,15 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.kernels import device
+from benchmarks import kernels
 from tests.gpu.configuration import on_cpu
 
 try:
-    HAS_CUDA = device.prepare()
+    HAS_CUDA = kernels.prepare()
 except RuntimeError as error:  # only without CUDA: another file of this process has loaded Triton
     pytest.skip(f"in a process of their own: {error}", allow_module_level=True)
-
-from benchmarks.kernels import prefix_decode
 
 assert on_cpu() != HAS_CUDA, "SGL_VLLM_TEST_DEVICE says cpu, and there is a CUDA device"
 
@@ -42,11 +40,11 @@ HEADS_AND_TYPES = [
 """Each is tuned anew, which takes a GPU seconds."""
 
 BATCHES = {
-    "all share": prefix_decode.Case(64, ((2048, 1),)),
-    "levels": prefix_decode.Case(48, ((1024, 1), (512, 6)), own_tokens=77),
-    "nobody shares": prefix_decode.Case(9, ((0, 1),), own_tokens=501),
-    "one request": prefix_decode.Case(1, ((2048, 1),)),
-    "long": prefix_decode.Case(16, ((16384, 1),), own_tokens=3),
+    "all share": kernels.Case(64, ((2048, 1),)),
+    "levels": kernels.Case(48, ((1024, 1), (512, 6)), own_tokens=77),
+    "nobody shares": kernels.Case(9, ((0, 1),), own_tokens=501),
+    "one request": kernels.Case(1, ((2048, 1),)),
+    "long": kernels.Case(16, ((16384, 1),), own_tokens=3),
 }
 
 
@@ -62,10 +60,10 @@ def test_prefix_decode(batch: str, heads: str, dtype: torch.dtype) -> None:
     case = replace(
         BATCHES[batch], num_heads=count, num_kv_heads=groups, head_size=size, dtype=dtype
     )
-    assert_close(prefix_decode.measure(case, HAS_CUDA), dtype)
+    assert_close(kernels.measure(case, HAS_CUDA), dtype)
 
 
 @pytest.mark.parametrize("block_size", [32, 48, 128])
 def test_prefix_decode_on_blocks_of(block_size: int) -> None:
     case = replace(BATCHES["levels"], block_size=block_size)
-    assert_close(prefix_decode.measure(case, HAS_CUDA), case.dtype)
+    assert_close(kernels.measure(case, HAS_CUDA), case.dtype)

@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+
+pytest.importorskip("triton")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -241,30 +244,23 @@ def test_attend_reads_vllms_cache_and_leaves_padding_alone(layout: str) -> None:
 # -- wrong arguments
 
 
-def wrong_arguments() -> dict[str, tuple[dict[str, Any], str]]:
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("query", lambda q: q[0], "query must be torch.float32"),
+        ("query", lambda q: q.mT.contiguous().mT, "must be contiguous"),
+        ("key_cache", lambda cache: cache[..., :16], "key_cache must be"),
+        ("value_cache", lambda cache: cache.half(), "value_cache must be torch.float32"),
+        ("block_table", lambda table: table.long(), "block_table must be torch.int32"),
+        ("seq_lens", lambda lengths: lengths[1:], "seq_lens must be"),
+        ("seq_lens", lambda lengths: lengths.to("meta"), "seq_lens is on meta"),
+    ],
+)
+def test_a_wrong_argument_is_refused(name: str, change: Any, message: str) -> None:
     batch = batch_of(TWO_LEVELS, LENGTHS)
-    return {
-        "dimensions": ({"query": batch.query[0]}, "query must be"),
-        "head size": ({"query": torch.zeros(6, 2, 24)}, "multiple of 16"),
-        "dtype": ({"query": batch.query.double()}, "bfloat16, float16 or float32"),
-        "cache shape": ({"key_cache": batch.key_cache[..., :16]}, "key_cache must be"),
-        "cache dtype": ({"key_cache": batch.key_cache.half()}, "key_cache must have the query's"),
-        "stride": ({"query": batch.query.mT.contiguous().mT}, "must be contiguous"),
-        "table": ({"block_table": batch.block_table.long()}, "must be int32"),
-        "lengths": ({"seq_lens": batch.seq_lens[1:]}, "seq_lens must be"),
-        "out": ({"out": torch.zeros(5, 2, 32)}, "out must have the query's shape"),
-        "device": ({"seq_lens": batch.seq_lens.to("meta")}, "seq_lens is on meta"),
-        "heads": ({"query": torch.zeros(6, 3, 32)}, "the plan is for"),
-    }
-
-
-@pytest.mark.parametrize("wrong", wrong_arguments())
-def test_a_wrong_argument_is_refused(wrong: str) -> None:
-    batch = batch_of(TWO_LEVELS, LENGTHS)
-    changed, message = wrong_arguments()[wrong]
-    arguments = {**batch._asdict(), "plan": DevicePlan.upload(plan_of(batch), "cpu"), **changed}
+    changed = batch._replace(**{name: change(getattr(batch, name))})
     with pytest.raises(ValueError, match=message):
-        prefix_decode_attention(**arguments)
+        run(changed, plan_of(batch))
 
 
 def test_rows_that_see_very_unlike_scores() -> None:

@@ -1,4 +1,9 @@
-"""Prefix-grouped decode against vLLM's FlashAttention, which reads a shared prefix per request.
+"""The Triton kernel for decode of requests that share KV, against vLLM's FlashAttention.
+
+    python -m benchmarks.kernels [--json FILE]
+
+Times need CUDA. Without it the command shows the bytes that each case moves, counted, and how far
+results are off on a small case in Triton's interpreter.
 
 A case is one layer of a decode step: so many requests with one query token each, the tokens that
 groups of them share, level by level, and the tokens of their own. *least* is what has to be moved:
@@ -16,28 +21,31 @@ reference in plain PyTorch, over up to 8 requests, *stock off* FlashAttention's.
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import statistics
+import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 
-from benchmarks.kernels.device import (
-    AGAINST_STOCK,
-    LEAST,
-    MS,
-    OFF,
-    STOCK_OFF,
-    entry,
-    flash_attention,
-    per_least,
-    times,
+from benchmarks.command import check_folders, versions
+from sgl_vllm.commands.terminal import WIDTH_OF_FILES
+
+NO_CUDA = (
+    "Times need a CUDA device, and there is none here: below are the bytes of each case, counted, "
+    "and how far results are off on a small case of its kind in Triton's interpreter."
 )
-
 PLANS_TIMED = 7
 REQUESTS_COMPARED = 8
 
@@ -187,9 +195,10 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
     row["off"] = _off(call(), arguments, seq_lens)
     if has_cuda:
         starts = torch.arange(run.num_requests + 1, dtype=torch.int32, device="cuda")
-        stock = flash_attention(arguments, starts, seq_lens, max_query_len=1)
+        stock = flash_attention(arguments, starts, seq_lens)
         row["stock_off"] = _off(stock(), arguments, seq_lens)
-        row |= times(call, stock, least)
+        ms, stock_ms = milliseconds(call), milliseconds(stock)
+        row |= {"ms": ms, "stock_ms": stock_ms, "ratio": stock_ms / ms, "gb_s": least / ms / 1e6}
     return row
 
 
@@ -220,15 +229,109 @@ def _off(result: torch.Tensor, arguments: dict[str, torch.Tensor], seq_lens: tor
     return float((result[some].float() - expected).abs().max())
 
 
-COLUMNS = (
-    entry("shared + own tokens", "case"),
-    LEAST,
-    per_least("one by one"),
-    per_least("kernel"),
-    ("pays", lambda row: "yes" if row["pays"] else "no", ""),
-    entry("plan us", "plan_us", ",.0f"),
-    OFF,
-    STOCK_OFF,
-    MS,
-    *AGAINST_STOCK,
-)
+# -- the device
+
+
+def prepare() -> bool:
+    """Whether there is a CUDA device; without one, Triton interprets what is imported from now on.
+
+    Raises:
+        RuntimeError: Triton was imported before this could be said.
+    """
+    if torch.cuda.is_available():
+        return True
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("without CUDA, set TRITON_INTERPRET=1 before triton is imported")
+    os.environ["TRITON_INTERPRET"] = "1"
+    return False
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """The median over repetitions on the GPU, its L2 cache emptied before each. A call that keeps
+    the GPU waiting for the CPU takes that time too."""
+    from triton.testing import do_bench
+
+    return do_bench(call, return_mode="median")
+
+
+def flash_attention(
+    arguments: Mapping[str, torch.Tensor], query_start_loc: torch.Tensor, seq_lens: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """vLLM's attention over a paged cache, as its FlashAttention backend calls it for decode."""
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
+
+    head_size = arguments["query"].shape[2]
+    return partial(
+        flash_attn_varlen_func,
+        q=arguments["query"],
+        k=arguments["key_cache"],
+        v=arguments["value_cache"],
+        max_seqlen_q=1,
+        cu_seqlens_q=query_start_loc,
+        max_seqlen_k=int(seq_lens.max()),
+        seqused_k=seq_lens,
+        softmax_scale=head_size**-0.5,
+        causal=True,
+        block_table=arguments["block_table"],
+        fa_version=get_flash_attn_version(head_size=head_size),
+    )
+
+
+# -- the command
+
+
+def table(rows: Sequence[Mapping[str, Any]], has_cuda: bool) -> Table:
+    made = Table(header_style="dim", box=None, pad_edge=False)
+    headings = ("least MB", "one by one / least", "kernel / least", "pays", "plan us", "off")
+    of_cuda = ("stock off", "ms", "stock ms", "ratio", "GB/s") if has_cuda else ()
+    made.add_column("shared + own tokens", no_wrap=True)
+    for heading in (*headings, *of_cuda):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        least = row["least_bytes"]
+        cells = [
+            row["case"],
+            f"{least / 1e6:,.1f}",
+            f"{row['one_by_one_bytes'] / least:.2f}",
+            f"{row['kernel_bytes'] / least:.2f}",
+            "yes" if row["pays"] else "no",
+            f"{row['plan_us']:,.0f}",
+            f"{row['off']:.1e}",
+        ]
+        if has_cuda:
+            cells += [f"{row['stock_off']:.1e}", f"{row['ms']:.3f}", f"{row['stock_ms']:.3f}"]
+            cells += [f"{row['ratio']:.2f}", f"{row['gb_s']:,.0f}"]
+        made.add_row(*cells)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    arguments = parser.parse_args(argv)
+    try:
+        check_folders(json=arguments.json, data=None)
+    except ValueError as error:
+        parser.error(str(error))
+    has_cuda = prepare()
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDTH_OF_FILES
+    name = torch.cuda.get_device_name() if has_cuda else None
+    console.print(name or NO_CUDA)
+    rows = [measure(case, has_cuda) for case in CASES]
+    console.print(table(rows, has_cuda))
+    if arguments.json:
+        found = {"device": name, "versions": versions("torch", "triton")}
+        content = {**found, "kernels": {"prefix_decode": rows}}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

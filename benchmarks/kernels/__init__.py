@@ -1,1 +1,0 @@
-"""The Triton kernels against vLLM's own: `python -m benchmarks.kernels`."""
