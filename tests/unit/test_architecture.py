@@ -178,7 +178,7 @@ def patches_in(tree: ast.Module) -> list[str]:
     for node in nodes:
         is_patch = False
         if isinstance(node, ast.Call):
-            name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+            name = str(getattr(node.func, "id", getattr(node.func, "attr", "")))
             is_patch = name.strip("_") in ("setattr", "delattr")
             is_patch &= bool(node.args) and ast.unparse(node.args[0]) != "self"
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
