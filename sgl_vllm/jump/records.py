@@ -1,6 +1,6 @@
 """Records of live requests, and the outputs that carry them to the client.
 
-Owns how long a record is kept. Does not own its content (`report.py`, `scheduler/traces.py`).
+Owns how long a record is kept. Does not own its content (`report.py`).
 """
 
 from __future__ import annotations

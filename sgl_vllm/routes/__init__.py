@@ -124,10 +124,6 @@ class SglEndpointPlugin:
         end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             move_segments(state.online_renderer)
-        if getattr(processor, "tracing_enabled", False):
-            from sgl_vllm.routes import spans
-
-            spans.add_to_spans(processor)
 
 
 def endpoint_plugin() -> SglEndpointPlugin:

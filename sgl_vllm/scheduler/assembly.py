@@ -32,7 +32,6 @@ from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.refusals import Refusals
 from sgl_vllm.scheduler.select import ScoredRequests
 from sgl_vllm.scheduler.stats import ON
-from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.self_check.plan import Plan, marker_for, plan_for
 from sgl_vllm.speculation import drafting_of
 from sgl_vllm.step_hooks import StepHooks
@@ -65,8 +64,7 @@ class Parts:
         off: why each part that is off by choice, from the start or since the self-check, is off.
         plan: whether the engine is to be checked before it serves.
         programs: present with `radix` and `queue`.
-        tiers, traces, approximate: present if a KV connector, tracing or their option asks for
-            them.
+        tiers, approximate: present if a KV connector or their option asks for them.
         grammars: also present with `fsm` off, for jumps.
         refusals: present with `grammars`.
     """
@@ -84,7 +82,6 @@ class Parts:
     reports: ForcedReports | None = None
     refusals: Refusals | None = None
     tiers: Tiers | None = None
-    traces: RequestTraces | None = None
     approximate: ApproximateReuse | None = None
     _at_moments: dict[Callable[..., Any], list[StepHooks]] = field(default_factory=dict, init=False)
 
@@ -105,9 +102,9 @@ class Parts:
     def _hooks(self) -> Iterator[StepHooks]:
         """The order before a pass; after it, the order is reversed. Jumps come before the queue,
         because a jump may free blocks that the queue's order depends on. After a pass, reports come
-        before approximate reuse, which adds to them, and traces come last, to see everything."""
+        before approximate reuse, which adds to them."""
         for part in (
-            *(self.traces, self.radix, self.programs, self.approximate, self.refusals),
+            *(self.radix, self.programs, self.approximate, self.refusals),
             *(self.reports, self.jump, self.queue, self.tiers, self.select),
         ):
             if part is not None:
@@ -182,8 +179,6 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
         return part.name not in off
 
     parts = Parts(scheduler, engine, off, plan)
-    if scheduler.vllm_config.observability_config.otlp_traces_endpoint is not None:
-        parts.traces = RequestTraces(scheduler.block_size)
     if is_on(radix.PART):
         parts.radix = _build_radix(parts)
         if is_on(select.PART):
@@ -258,7 +253,6 @@ def _build_queue(parts: Parts) -> None:
         parts.radix,
         parts.programs,
         DeficitCounters(quantum) if quantum else None,
-        parts.traces,
         min(options.schedule_hold_s, bound.max_wait_s),
     )
     scheduler.waiting = parts.queue
@@ -274,8 +268,6 @@ def _build_jump(parts: Parts) -> None:
     explain = parts.radix.misses.of_request if parts.radix is not None else None
     parts.reports = ForcedReports(token_bytes, explain)
     listeners: list[JumpListener] = [parts.reports]
-    if parts.traces is not None:
-        listeners.append(parts.traces)
     connector = parts.jump.jumped.connector if parts.jump is not None else None
     if connector is None and scheduler.connector is not None:
         connector = UnseenJumps(scheduler, scheduler.connector)

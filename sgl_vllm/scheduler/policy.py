@@ -182,10 +182,6 @@ class WaitingQueue(WaitingRows[Item]):
 
     # -- the bound --------------------------------------------------------------------------------
 
-    def overtakes_of(self, item: Item) -> int:
-        """How many later requests were admitted before a popped item."""
-        return int(self._columns["overtakes"][self._popped[item]])
-
     def settle(self, num_cached: Sequence[int]) -> int:
         """Count all popped items as admitted, and release them, even if counting fails.
 

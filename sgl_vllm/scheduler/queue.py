@@ -37,7 +37,6 @@ from sgl_vllm.scheduler.policy import WaitingQueue
 from sgl_vllm.scheduler.rows import MAX_PRIORITY
 from sgl_vllm.scheduler.scores import PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, MIN_SAVED_TOKENS_ON_CPU, PrefillSharing
-from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.step_hooks import StepHooks
 
 logger = init_logger("vllm.sgl_vllm.schedule")
@@ -100,12 +99,10 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         radix: RadixKVCacheManager | None,
         programs: Programs | None,
         fairness: DeficitCounters | None,
-        traces: RequestTraces | None = None,
         hold_s: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
         self._waiting = waiting
-        self._traces = traces
         self._fairness = fairness
         self._scores = PrefixScores(waiting, scheduler.kv_cache_manager, radix)
         self.sharing: PrefillSharing | None = None
@@ -172,8 +169,6 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             ]
             for request in admitted:
                 self._guard.run(self._scores.discard, request)
-                if self._traces is not None:
-                    self._traces.admitted(request, self._waiting.overtakes_of(request))
             self.counters.overtakes += self._settle(num_cached)
         self._forget_order_if_empty()
         requests = self._scheduler.requests

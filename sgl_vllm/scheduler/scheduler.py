@@ -4,7 +4,7 @@ Owns which moments of a step reach the parts. Does not own which parts there are
 (`assembly.py`), what they do at a moment (`step_hooks.py`), or what the server asks of them
 (`control.py`).
 
-    add_request              what is wanted of the request: scores, a report, a trace
+    add_request              what is wanted of the request: scores, a report
     schedule                 before vLLM's own: prompts of the last step into the tree; jumps that
                              compete with drafts (1); the queue's step begins; whether running
                              requests pause
@@ -15,8 +15,7 @@ Owns which moments of a step reach the parts. Does not own which parts there are
                              between them get rows
     get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
     update_from_output       before vLLM's own: loads are measured; tokens that were appended but
-                             not sent (2); after it: scored rows, jumps (3), reports, refusals and
-                             traces
+                             not sent (2); after it: scored rows, jumps (3), reports, refusals
     _update_request_with_output    accepted drafts are cut where forced text is spelled otherwise
     update_draft_token_ids         drafts of jumped requests are dropped
     reset_prefix_cache             jumped requests release their blocks

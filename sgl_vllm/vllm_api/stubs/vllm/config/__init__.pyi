@@ -17,7 +17,6 @@ class VllmConfig:
     scheduler_config: SchedulerConfig
     speculative_config: SpeculativeConfig | None
     structured_outputs_config: StructuredOutputsConfig
-    observability_config: ObservabilityConfig
     kv_events_config: KVEventsConfig | None  # [radix, rank_routing, self_check]
     kv_transfer_config: KVTransferConfig | None
     quant_config: object | None  # [preview]
@@ -112,9 +111,6 @@ class StructuredOutputsConfig:
     backend: str
     disable_any_whitespace: bool  # [fsm, jump_forward]
     disable_additional_properties: bool  # [fsm, jump_forward]
-
-class ObservabilityConfig:
-    otlp_traces_endpoint: str | None
 
 class KVEventsConfig:  # [rank_routing]
     enable_kv_cache_events: bool  # [radix, rank_routing]

@@ -16,7 +16,7 @@ class AsyncLLM(EngineClient):
     model_config: ModelConfig
     engine_core: AsyncMPClient  # [routes, engine_backend]
     input_processor: InputProcessor  # [format_checks]
-    output_processor: OutputProcessor  # [routes, traces]
+    output_processor: OutputProcessor  # [routes]
 
     @property
     def errored(self) -> bool: ...  # [routes]

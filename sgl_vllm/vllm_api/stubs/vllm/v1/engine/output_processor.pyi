@@ -1,15 +1,14 @@
-# [traces]
+# [routes]
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.metrics.stats import IterationStats
 
 class RequestOutputCollector:  # [routes]
     def put(self, output: Exception) -> None: ...
 
-class RequestState:  # [routes, traces]
+class RequestState:  # [routes]
     queue: RequestOutputCollector | None  # [routes]
 
 class OutputProcessor:
-    tracing_enabled: bool
     request_states: dict[str, RequestState]  # [routes]
 
     @staticmethod
@@ -23,11 +22,5 @@ class OutputProcessor:
         req_state: RequestState,
         engine_core_output: EngineCoreOutput,
         engine_core_timestamp: float | None,
-        iteration_stats: IterationStats | None,
-    ) -> None: ...
-    def do_tracing(
-        self,
-        engine_core_output: EngineCoreOutput,
-        req_state: RequestState,
         iteration_stats: IterationStats | None,
     ) -> None: ...
