@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -39,7 +38,6 @@ Without --tokenizer, words stand in for tokens.
 
     sgl-vllm lint-prompts requests.jsonl
     sgl-vllm lint-prompts requests.jsonl --tokenizer Qwen/Qwen3-8B
-    sgl-vllm lint-prompts requests.jsonl --html lint.html
     sgl-vllm lint-prompts http://127.0.0.1:8000
 
 Exit status: 1 if a fault was found.
@@ -52,7 +50,6 @@ def command(
         str | None, option("MODEL", "Count tokens as this model does: a name or a folder.")
     ] = None,
     max_requests: Annotated[int, option("N", "Read the last N requests.", min=1)] = 5_000,
-    html: Annotated[Path | None, option("FILE", "Write a page with pictures.")] = None,
     as_json: PrintsJson = False,
     api_key: ApiKey = None,
 ) -> int:
@@ -64,8 +61,6 @@ def command(
     unit = "tokens" if tokenizer else "words"
     with tqdm(total=len(prompts), unit="request", disable=None, leave=False) as bar:
         found = lint(prompts, counted, bar.update)
-    if html is not None:
-        html.write_text(report.as_page(found, prompts, unit))
     print(json.dumps(report.as_json(found)) if as_json else report.as_text(found, unit))
     return 1 if found.findings else 0
 

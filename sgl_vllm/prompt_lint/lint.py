@@ -13,7 +13,7 @@ import statistics
 import struct
 import zlib
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -146,8 +146,7 @@ class Finding:
         num_requests: of its group, with the fault or without.
         num_affected: requests that would find more in the cache without it.
         position: from which token on it keeps them from being shared: the median.
-        saved_alone: tokens that are computed no more if only this fault is repaired.
-        saved_last: the same if all other faults are repaired already.
+        cost: tokens that are computed no more if it is repaired as the last one of its group.
         example: index of a request in the log that has it.
     """
 
@@ -155,13 +154,8 @@ class Finding:
     num_requests: int
     num_affected: int
     position: int
-    saved_alone: int
-    saved_last: int
+    cost: int
     example: int
-
-    @property
-    def cost(self) -> int:
-        return max(self.saved_alone, self.saved_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +178,17 @@ def lint(
 ) -> LintReport:
     """Finds faults in prompts, which are in the order in which they were sent.
 
-    Cost: about four replays of the log for each fault of a group.
+    Cost: about four replays of the log for each candidate for a fault.
     """
     replay = Replay(tokenizer)
     now = replay(prompts)
     repaired = list(prompts)
     findings: list[Finding] = []
     for indexes in groups_of(prompts):
-        group = [prompts[index] for index in indexes]
+        group: Sequence[Prompt] = [prompts[index] for index in indexes]
         found = _lint_group(group, indexes, replay, MIN_SHARE * now.total)
         findings += found
-        for finding in found:
-            group = finding.fault.repaired(group)
+        group = _repaired(group, [finding.fault for finding in found])
         for index, prompt in zip(indexes, group, strict=True):
             repaired[index] = prompt
         progress(len(indexes))
@@ -250,19 +243,12 @@ def _lint_group(
     """
     if len(group) < 2:
         return []
-    now = replay(group)
-    worth = max(worth, MIN_SAVING * now.total)
+    worth = max(worth, MIN_SAVING * replay(group).total)
     faults = detect(group)
-    while True:
-        findings = [_measured(fault, faults, group, indexes, now, replay) for fault in faults]
-        useful = [finding.fault for finding in findings if finding.cost > worth]
-        redundant = [finding.fault for finding in findings if finding.saved_last <= worth]
-        if len(useful) < len(faults):
-            faults = useful
-        elif redundant:
-            faults.remove(redundant[-1])
-        else:
-            return findings
+    for fault in faults[::-1]:
+        if _measured(fault, faults, group, indexes, replay).cost <= worth:
+            faults.remove(fault)
+    return [_measured(fault, faults, group, indexes, replay) for fault in faults]
 
 
 def _measured(
@@ -270,17 +256,10 @@ def _measured(
     faults: Sequence[Fault],
     group: Sequence[Prompt],
     indexes: Sequence[int],
-    now: Reuse,
     replay: Replay,
 ) -> Finding:
-    others = list(group)
-    for other in faults:
-        if other is not fault:
-            others = other.repaired(others)
-    alone = now, replay(fault.repaired(group))
-    last = replay(others), replay(fault.repaired(others))
-    saved_alone, saved_last = (before.computed - after.computed for before, after in (alone, last))
-    before, after = alone if saved_alone >= saved_last else last
+    before = replay(_repaired(group, [one for one in faults if one is not fault]))
+    after = replay(_repaired(group, faults))
     pairs = enumerate(zip(before.num_cached, after.num_cached, strict=True))
     affected = [index for index, (cached, more) in pairs if more > cached]
     positions = [before.num_cached[index] for index in affected]
@@ -289,7 +268,12 @@ def _measured(
         num_requests=len(group),
         num_affected=len(affected),
         position=round(statistics.median(positions or [0])),
-        saved_alone=saved_alone,
-        saved_last=saved_last,
+        cost=before.computed - after.computed,
         example=indexes[affected[0] if affected else 0],
     )
+
+
+def _repaired(prompts: Sequence[Prompt], faults: Iterable[Fault]) -> Sequence[Prompt]:
+    for fault in faults:
+        prompts = fault.repaired(prompts)
+    return prompts
