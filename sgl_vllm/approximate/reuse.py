@@ -35,7 +35,7 @@ from sgl_vllm.approximate.copies import StepCopies, TurnedCopy
 from sgl_vllm.approximate.part import why_exact
 from sgl_vllm.approximate.plan import Chunk, Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
-from sgl_vllm.approximate.stats import ApproximateCounters
+from sgl_vllm.counters import counter
 from sgl_vllm.jump.records import follow
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
@@ -63,6 +63,38 @@ MAX_PROMPT_CHARS = 1 << 40
 """A prompt that is said to be longer is taken for one of unknown length."""
 
 _AS_IS = nullcontext()
+
+
+@dataclass(slots=True)
+class ApproximateCounters:
+    """Requests that asked for approximate reuse, and what they got, since start."""
+
+    requests: int = counter(
+        "Requests that asked for approximate reuse.",
+        unit="requests",
+        metric="approximate_requests",
+    )
+    reusing_requests: int = counter(
+        "Of these, requests that reused a segment from another place.",
+        unit="requests",
+        metric="approximate_reusing_requests",
+    )
+    segments: int = counter(
+        "Segments whose KV was copied from another place.",
+        unit="segments",
+        metric="approximate_segments",
+    )
+    tokens: int = counter(
+        "Prompt tokens whose KV was copied from another place instead of computed.",
+        unit="tokens",
+        metric="approximate_tokens",
+    )
+    given_up: int = counter(
+        "Requests that computed their segments, because they had no room while others held the "
+        "cached ones.",
+        unit="requests",
+        metric="approximate_given_up",
+    )
 
 
 class ReuseReport(TypedDict):

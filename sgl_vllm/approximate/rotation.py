@@ -14,10 +14,6 @@ from __future__ import annotations
 
 import torch
 
-TOLERANCE = 2e-3
-"""How far, in radians, angles may be from proportional to the position: what float32 leaves of them
-at the last positions of a long context."""
-
 
 class Rotation:
     """The rotation of one model's keys.
@@ -27,25 +23,14 @@ class Rotation:
             angles, then their sines, both times one factor.
         is_neox: pairs are a dimension of the first half and one of the second half of the rotary
             dimensions; otherwise they are neighbors.
-
-    Raises:
-        ValueError: the angles are not proportional to the position, so keys cannot be turned.
     """
 
     def __init__(self, cos_sin: torch.Tensor, is_neox: bool) -> None:
-        if cos_sin.ndim != 2 or cos_sin.shape[1] % 2 or len(cos_sin) < 2:
-            raise ValueError(f"angles have the shape {tuple(cos_sin.shape)}")
         self.rotary_dim = cos_sin.shape[1]
         self.is_neox = is_neox
         turns = torch.complex(*cos_sin.chunk(2, dim=1))
         self._turns = turns / turns[0, 0].abs()
         """Shape (positions, rotary_dim / 2): of unit length."""
-        last = len(cos_sin) - 1
-        shifts = torch.tensor([1, min(2, last), min(7, last), last // 3, last // 2, last])
-        for start in (0, (last - shifts) // 2, last - shifts):
-            error = self._turns[start] * self._turns[shifts] - self._turns[start + shifts]
-            if float(error.abs().max()) > TOLERANCE * max(1.0, last / 10_000):
-                raise ValueError("the angles are not proportional to the position")
 
     def angles(self, shifts: torch.Tensor) -> torch.Tensor:
         """The angles that turn keys by `shifts` positions, as complex numbers of unit length.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any  # Any: JSON
 
-from sgl_vllm.approximate.stats import ApproximateCounters
+from sgl_vllm.approximate.reuse import ApproximateCounters
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.counters import JumpCounters

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
+from sgl_vllm.approximate.copies import _rotation_of
 from sgl_vllm.approximate.rotation import Rotation
 from tests.effort import examples
 
@@ -69,9 +74,22 @@ def test_a_key_keeps_its_dtype_and_its_dimensions_without_a_position() -> None:
 
 
 def test_angles_that_are_not_proportional_to_the_position_are_refused() -> None:
-    angles = torch.arange(64).float()[:, None] ** 1.2 * frequencies_of(8, 100.0).float()
-    of_two_factors = table(frequencies_of(8, 100.0), 64)
+    frequencies = frequencies_of(8, 100.0)
+    angles = torch.arange(64).float()[:, None] ** 1.2 * frequencies.float()
+    of_two_factors = table(frequencies, 64)
     of_two_factors[32:] *= 2
+
+    def rotation_of(cos_sin: torch.Tensor) -> Rotation:
+        rotary: Any = SimpleNamespace(
+            head_size=8,
+            rotary_dim=8,
+            is_neox_style=True,
+            forward_static=RotaryEmbedding.forward_static,
+            _compute_cos_sin_cache=lambda: cos_sin,
+        )
+        return _rotation_of(rotary, 64)
+
+    assert rotation_of(table(frequencies, 64)).rotary_dim == 8
     for cos_sin in (torch.cat((angles.cos(), angles.sin()), 1), of_two_factors):
-        with pytest.raises(ValueError, match="proportional"):
-            Rotation(cos_sin, is_neox=True)
+        with pytest.raises(ValueError, match="in another way"):
+            rotation_of(cos_sin)

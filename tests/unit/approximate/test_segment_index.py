@@ -96,4 +96,6 @@ def test_a_segment_survives_splits_and_loses_what_is_evicted() -> None:
     tree.evict_block(3)
     assert index.find("", letters("AAAAAAAA")) == Donor(4, 4, (2,))
     tree.evict_block(2)
+    assert index.find("", letters("AAAAAAAA")) == Donor(4, 2, (5,))  # of the other prompt
+    tree.evict_block(5)
     assert index.find("", letters("AAAAAAAA")) is None and len(index) == 0
