@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -32,7 +32,7 @@ from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.sampling import SamplingDefaults
 from sgl_vllm.lang.settings import chosen_backend, global_config
 from sgl_vllm.lang.state import ProgramState
-from sgl_vllm.lang.view import live, show, to_page
+from sgl_vllm.lang.view import show, to_page
 from sgl_vllm.pages import visible
 
 MODULE_NAME = "sgl_vllm_program"
@@ -138,12 +138,15 @@ def command(
             body = chosen.bind(**common)._body  # its state can be shown even if the run fails
             state = body.new_state(backend, Options.of(sampling).sampling, is_streamed=stream)
             body.start(state)
-            if stream:
-                live(state)
+            with suppress(Exception):  # which the outcome tells
+                for piece in state.text_iter() if stream else ():
+                    print(visible(piece), end="", flush=True)
             failure = _outcome(state, file)
             if as_json:
                 print(json.dumps(to_json(chosen, state, failure), ensure_ascii=False))
-            elif not stream:
+            elif stream:
+                print(f"\n{state.usage}")
+            else:
                 show(state)
             if html is not None:
                 page = to_page(state, f"{chosen.func.__name__} of {file.name}")

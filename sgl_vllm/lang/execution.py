@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
@@ -56,7 +57,7 @@ from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.text import check_unicode
-from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Timing, Transcript, Variable
+from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.waiting import RunningTool, current_tool
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
@@ -137,21 +138,21 @@ class Execution:
             case RoleEnd(role):
                 self._replace(transcript.turn_ended(role))
             case Gen():
-                return await self._timed(self._generate(operation))
+                return await self._generate(operation)
             case Select():
-                return await self._timed(self._select(operation))
+                return await self._select(operation)
             case Var(name):
                 self._append((await result_of(needed[name])).text, "variable", name)
             case AnyOrder():
                 await self._append_any_order(operation, needed)
             case Tool():
                 tool = await with_values_awaited(operation, needed)
-                return await self._timed(self._append_result(tool, self._call_now(tool)))
+                return await self._append_result(tool, self._call_now(tool))
             case EarlyTool(tool, result, _):
                 result_to_come = self._prefilling(result_of(result), None)
-                return await self._timed(self._append_result(tool, result_to_come))
+                return await self._append_result(tool, result_to_come)
             case MediaExpr():
-                return await self._timed(self._make(operation, needed))
+                return await self._make(operation, needed)
             case Show(media):
                 self._replace(transcript.shown(media))
             case VarScopeBegin():
@@ -176,14 +177,6 @@ class Execution:
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
-
-    async def _timed(self, appending: Coroutine[Any, Any, Variable]) -> Variable:
-        """Run what appends a span, and note on the span how long that took."""
-        begin_s = self._run.elapsed_s
-        variable = await appending
-        timing = Timing(begin_s, self._run.elapsed_s)
-        self.written = Written(self.written.transcript.timed(timing))
-        return variable
 
     # --- the prompt ----------------------------------------------------------------------------
 
@@ -311,9 +304,9 @@ class Execution:
         return variable
 
     async def _call_now(self, tool: Tool) -> object:
-        begin_s = self._run.elapsed_s
+        begin_s = time.monotonic()
         result = await self._prefilling(self.call_tool(tool), tool_times.soonest_s(tool.called))
-        tool_times.took(tool.called, self._run.elapsed_s - begin_s)
+        tool_times.took(tool.called, time.monotonic() - begin_s)
         return result
 
     async def _prefilling(self, call: Coroutine[Any, Any, object], tool_s: float | None) -> object:

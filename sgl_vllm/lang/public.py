@@ -73,7 +73,6 @@ from sgl_vllm.lang.tracing.errors import TraceError as TraceError
 from sgl_vllm.lang.transcript import Order as Order
 from sgl_vllm.lang.usage import Usage as Usage
 from sgl_vllm.lang.view import fork_tree_svg as fork_tree_svg
-from sgl_vllm.lang.view import live as live
 from sgl_vllm.lang.view import show as show
 from sgl_vllm.lang.view import to_html as to_html
 from sgl_vllm.lang.view import to_page as to_page

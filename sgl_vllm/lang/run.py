@@ -11,7 +11,6 @@ import contextlib
 import contextvars
 import itertools
 import os
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -64,7 +63,6 @@ class Run:
         self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
         self.lookahead = Lookahead(self.program, ended_prompts)
         self.usage = Usage()
-        self._began_s = time.monotonic()
         self.streams: list[Branch] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
@@ -76,11 +74,6 @@ class Run:
         self.context.run(program_id.set, self.id)
         self.cancel_reason: Exception | None = None
         self._interrupts: list[Callable[[], object]] = []
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self._began_s
 
     def context_inside(self) -> contextvars.Context:
         """A copy of the current context, for code that the run may wait for."""

@@ -125,7 +125,6 @@ class Stream:
         self.children: list[Stream] = [] if outer is None else outer.children
         self.block: Stream | None = None  # continues the prompt, while this stream runs a block
         self.forked_at = 0
-        self.failed_s: float | None = None  # since the run began
         self.discarded: bool = parent is not None and parent.discarded
         self.is_of_block: bool = outer is not None or (parent is not None and parent.is_of_block)
         # How many spans come from the parent; None until the branch has started.
@@ -393,7 +392,6 @@ class Stream:
     def fail(self, error: ProgramError) -> None:
         """End the stream: everything queued or submitted later gets `error`."""
         if self.queue.error is None:
-            self.failed_s = self.run.elapsed_s
             self._execution.stop()
             self.queue.end(error)
         self.listeners.notify()

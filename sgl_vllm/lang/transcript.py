@@ -123,26 +123,13 @@ SpanKind: TypeAlias = Literal["text", "variable", "gen", "select", "tool", "medi
 
 
 @dataclass(frozen=True)
-class Timing:
-    """When an operation ran, in seconds since its run began."""
-
-    begin_s: float
-    end_s: float
-
-    @property
-    def took_s(self) -> float:
-        return self.end_s - self.begin_s
-
-
-@dataclass(frozen=True)
 class Span:
     """A piece of a prompt: ``text[start:end]`` of its transcript.
 
     `turn` counts turns from 0, and `role` is None in a program without roles. `forced` are the
     intervals of the text that a constraint determined. `usage` belongs to the request that
     generated the piece, whose prompt was everything before `start`. `media` was shown here, or made
-    by a request, or is what the text was transcribed from. `timing` is that of what the program
-    waited for: a request or a tool.
+    by a request, or is what the text was transcribed from.
     """
 
     kind: SpanKind
@@ -154,7 +141,6 @@ class Span:
     forced: tuple[tuple[int, int], ...] = ()
     usage: Usage | None = None
     media: Media | None = None
-    timing: Timing | None = field(default=None, compare=False)
 
 
 OrderSource: TypeAlias = Literal["batch", "memory", "server", "key", "seed", "given"]
@@ -297,11 +283,6 @@ class Transcript:
             media,
         )
         return replace(self, text=self.text + text, spans=(*self.spans, span))
-
-    def timed(self, timing: Timing) -> Transcript:
-        """With the timing of what its last span has come from."""
-        *before, last = self.spans
-        return replace(self, spans=(*before, replace(last, timing=timing)))
 
     def shown(self, media: Media) -> Transcript:
         """With an image, a video or audio at the end of the open turn."""

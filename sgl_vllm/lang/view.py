@@ -1,8 +1,8 @@
-"""Views of a program's state: in a notebook, in a terminal, on a page, and live.
+"""Views of a program's state: in a notebook, in a terminal, and on a page.
 
 Owns the public functions. `views/capture.py` takes the picture, and the modules beside it draw it.
-Only `live` waits for the run, and only `why` asks the server. All the others show what there is,
-also during a run and after a failure.
+Only `why` asks the server. All the others show what there is, also during a run and after a
+failure.
 """
 
 from __future__ import annotations
@@ -101,18 +101,3 @@ def _request_ids(run: Run) -> list[str]:
     ]
     ids = [meta.request_id for meta in metas if isinstance(meta, GenMeta)]
     return list(dict.fromkeys(name for name in ids if name is not None))
-
-
-def live(state: State, console: Console | None = None) -> None:
-    """Show the state of a run with ``stream=True`` and its branches until the run ends.
-
-    Draws in a notebook's output if there is one, otherwise in the terminal (or to `console`), at
-    most 8 times per second and only after a change. Blocks until the run ends. If the run fails,
-    the error is shown, not raised.
-    """
-    from sgl_vllm.lang.views import live
-
-    if console is None and live.runs_in_notebook():
-        live.follow_in_notebook(state._stream)
-    else:
-        live.follow_in_terminal(state._stream, console)

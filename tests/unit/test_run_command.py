@@ -163,6 +163,16 @@ def test_a_program_runs_with_its_arguments_and_is_shown(run: Run) -> None:
     assert "[select end]" in out
 
 
+def test_the_text_is_printed_as_it_arrives(run: Run) -> None:
+    status, out, errors = run("story.py", "--var", "animal=hare", "--stream")
+    assert (status, errors) == (0, "")
+    assert out.startswith("A sad story of 1 about a hare.[")
+    assert "generated tokens" in out.splitlines()[-1]
+    status, out, errors = run("failing.py", "--stream")
+    assert (status, out.startswith("before[")) == (1, True)
+    assert "RuntimeError: enough" in errors
+
+
 def test_json_is_for_machines(run: Run) -> None:
     given = ("--vars", "vars.json", "--var", "animal=hare")
     status, out, _ = run("story.py", *given, "--json")

@@ -19,6 +19,7 @@ from sgl_vllm.lang.stream import Snapshot, Stream
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, Variable
 from sgl_vllm.lang.usage import Usage, cached_in_words
 from sgl_vllm.lang.views.picture import (
+    MAX_DEPTH,
     DrawnBlock,
     DrawnBranch,
     DrawnFork,
@@ -31,9 +32,6 @@ from sgl_vllm.lang.views.picture import (
 )
 from sgl_vllm.protocol.causes import MEANINGS
 
-MAX_DEPTH = 40
-"""How many levels of nested forks are drawn. Branches below that are counted."""
-
 Interval: TypeAlias = tuple[int, int]
 """Half-open, in characters of the prompt."""
 
@@ -41,8 +39,7 @@ Interval: TypeAlias = tuple[int, int]
 def picture_of(stream: Stream) -> Picture:
     """A stream with all its branches, as they are now."""
     run = stream.run
-    picture = Picture(_branch(stream), run.usage, _failure_of(stream), run.program)
-    return replace(picture, elapsed_s=_elapsed_s(stream, picture.status))
+    return Picture(_branch(stream), run.usage, _failure_of(stream), run.program)
 
 
 def picture_of_group(parent: Stream, members: Sequence[Stream]) -> Picture:
@@ -53,8 +50,7 @@ def picture_of_group(parent: Stream, members: Sequence[Stream]) -> Picture:
     label = " ".join(filter(None, [parent.where, f"fork({len(group)})"]))
     status: Status = "running" if any(b.status == "running" for b in fork.branches) else "done"
     root, run = DrawnBranch(label, status, (fork,), 0), parent.run
-    elapsed_s = _elapsed_s(parent, status)
-    return Picture(root, run.usage, program=run.program, elapsed_s=elapsed_s)
+    return Picture(root, run.usage, program=run.program)
 
 
 def streams_below(stream: Stream) -> list[Stream]:
@@ -63,17 +59,6 @@ def streams_below(stream: Stream) -> list[Stream]:
     for each in found:
         found += list(each.children)
     return found
-
-
-def _elapsed_s(stream: Stream, status: Status) -> float | None:
-    """See `Picture`. A run that is over may be looked at, and extended, at any later time."""
-    if status == "running":
-        return stream.run.elapsed_s
-    ends = [stream.failed_s for stream in streams_below(stream)]
-    for each in streams_below(stream):
-        spans = each.snapshot().transcript.spans
-        ends += [span.timing.end_s for span in spans if span.timing is not None]
-    return max((end for end in ends if end is not None), default=None)
 
 
 def _failure_of(stream: Stream) -> str | None:
@@ -228,7 +213,7 @@ def _piece(
         facts.append(f"{span.media.num_frames} frames")
     if span.media is not None and span.media.media_type is not None:
         facts.append(span.media.media_type)
-    return Piece(span.kind, slices, span.name, tuple(facts), span.media, timing=span.timing)
+    return Piece(span.kind, slices, span.name, tuple(facts), span.media)
 
 
 def _facts(

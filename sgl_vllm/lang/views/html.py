@@ -29,11 +29,6 @@ MAX_OPEN_LANES = 12
 MAX_OPEN_BRANCHES = 6
 """In a fork of more branches, those that are done are folded."""
 
-MAX_BARS = 64
-"""Of more requests and tools, those that took longest have a bar that shows when."""
-MAX_OPEN_BARS = 12
-"""The bars are folded if there are more."""
-
 _LABELS = {
     "gen": "generated",
     "select": "selected",
@@ -62,7 +57,6 @@ def _values_of(picture: Picture) -> dict[str, object]:
         "name": picture.program.rpartition(".")[2] or "A program's run",
         "status_line": _status_line(picture),
         "usage": usage_facts(picture.usage),
-        "timings": _timings_of(picture),
         "lanes": fork_tree_svg_of(picture) if picture.root.forks else None,
         "lanes_open": len(branches) <= MAX_OPEN_LANES,
         "legend": _legend_of([piece for branch in branches for piece in branch.pieces]),
@@ -78,16 +72,12 @@ def _values_of(picture: Picture) -> dict[str, object]:
 
 
 def _status_line(picture: Picture) -> str:
-    """How far the run is, and how long it has taken."""
-    status = picture.status
-    words: str = status
-    if picture.elapsed_s is not None:
-        preposition = {"running": "for", "done": "in"}.get(status, "after")
-        words += f" {preposition} {duration(picture.elapsed_s)}"
+    """How far the run is."""
     num_failed = sum(branch.status == "failed" for branch in picture.all_branches[1:])
-    if num_failed and status != "failed":
-        words += f", {num_failed} {'branch' if num_failed == 1 else 'branches'} failed"
-    return words
+    if not num_failed or picture.status == "failed":
+        return picture.status
+    branches = "branch" if num_failed == 1 else "branches"
+    return f"{picture.status}, {num_failed} {branches} failed"
 
 
 def _legend_of(pieces: list[Piece]) -> list[tuple[str, str]]:
@@ -152,45 +142,3 @@ def _between(piece: Piece, begin: int, end: int) -> list[Slice]:
             found.append(Slice(part.text[first:last], part.forced, part.cached))
         position += len(part.text)
     return found
-
-
-# --- when the program waited for which request or tool -------------------------------------------
-
-
-def duration(seconds: float) -> str:
-    """A time span in words: 450 ms, 2.31 s, 75.2 s, 12.4 min."""
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
-
-
-def _timings_of(picture: Picture) -> dict[str, object]:
-    """A bar for each request and tool that the program waited for, in the order of their begin.
-    `left` and `width` are percentages of the whole run's time."""
-    # A prompt that goes on as one of its branches has the branch's pieces: they are shown once.
-    timed = {
-        id(piece.timing): (branch, piece, piece.timing)
-        for branch in picture.all_branches
-        for piece in branch.pieces
-        if piece.timing is not None
-    }
-    ends_s = (timing.end_s for _, _, timing in timed.values())
-    percent = 100 / (max(picture.elapsed_s or 0, *ends_s, 0) or 1)
-    longest = sorted(timed.values(), key=lambda one: one[2].took_s, reverse=True)[:MAX_BARS]
-    bars = [
-        {
-            "name": piece.name or piece.kind,
-            "kind": piece.kind,
-            "branch": branch.label,
-            "begin": duration(timing.begin_s),
-            "end": duration(timing.end_s),
-            "took": duration(timing.took_s),
-            "left": percent * timing.begin_s,
-            "width": percent * timing.took_s,
-        }
-        for branch, piece, timing in sorted(longest, key=lambda one: one[2].begin_s)
-    ]
-    left_out = len(timed) - len(bars)
-    return {"bars": bars, "num_left_out": left_out, "is_open": len(timed) <= MAX_OPEN_BARS}

@@ -12,8 +12,11 @@ from typing import Literal, TypeAlias
 
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.transcript import SpanKind, Timing
+from sgl_vllm.lang.transcript import SpanKind
 from sgl_vllm.lang.usage import Usage
+
+MAX_DEPTH = 40
+"""How many levels of nested forks are drawn. Branches below that are counted."""
 
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "discarded"]
 
@@ -42,7 +45,6 @@ class Piece:
     facts: tuple[str, ...] = ()
     media: Media | None = None
     unfinished: bool = False
-    timing: Timing | None = None
 
     @property
     def text(self) -> str:
@@ -112,15 +114,13 @@ class Picture:
     """Everything there is to draw.
 
     `usage` is that of the whole run, and `failure` describes an exception of the program's function
-    itself. `program` is the function's name. `elapsed_s` is how long the run has taken: so far, or
-    to the end of the last request or tool that it waited for. None if it waited for none.
+    itself. `program` is the function's name.
     """
 
     root: DrawnBranch
     usage: Usage
     failure: str | None = None
     program: str = ""
-    elapsed_s: float | None = None
 
     @property
     def status(self) -> Status:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -352,3 +355,74 @@ def test_a_thousand_operations_are_drawn_within_a_second(draw: Callable[..., str
     started_s = time.thread_time()
     draw(state)
     assert time.thread_time() - started_s < 3
+
+
+# --- during a run --------------------------------------------------------------------------------
+
+
+def test_a_running_program_is_shown_with_what_has_come() -> None:
+    halfway, on = threading.Event(), threading.Event()
+
+    class Halting(ScriptedBackend):
+        async def generate(self, request):
+            request.watch("half", 1)
+            halfway.set()
+            while not on.is_set():
+                await asyncio.sleep(0.002)
+            return await super().generate(request)
+
+    state = ran(
+        writing(sgl.user("Question?") + sgl.assistant(sgl.gen("answer"))),
+        Halting(lambda _: " done"),
+        stream=True,
+    )
+    assert halfway.wait(10)
+    try:
+        fragment = state._repr_html_()
+        parsed = Parsed(fragment)
+        assert "running" in parsed.texts("sgl-heading")[0]
+        assert "running: gen 'answer'" in parsed.texts("sgl-view")[0]
+        assert slices(fragment, "sgl-gen-kind") == ["half"]
+        assert parsed.texts("sgl-name") == ["answer …"]
+        assert "[gen answer …]half" in printed(state)
+        ElementTree.fromstring(sgl.fork_tree_svg(state))
+    finally:
+        on.set()
+    state.sync()
+    assert "half" not in slices(state._repr_html_(), "sgl-gen-kind")
+    assert "done" in Parsed(state._repr_html_()).texts("sgl-heading")[0]
+
+
+def test_every_moment_of_a_run_can_be_drawn() -> None:
+    async def shortly(request) -> None:
+        await asyncio.sleep(0.05)
+
+    def busy(s):
+        for number in range(12):
+            s += f" {number}" + sgl.gen(f"x{number}")
+            forks = s.fork(3)
+            forks += sgl.gen("a") + sgl.tool(f"t{number}", weather) + sgl.select("b", ["c", "d"])
+            forks[0].fork(2).__iadd__(sgl.gen("e"))
+            if number % 3 == 0:
+                forks.first(lambda branch: True)
+            forks.join("gather_variable" if number % 2 else "concate_and_append")
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        state = ran(busy, ScriptedBackend(before=shortly), stream=True)
+        lengths = []
+        while (picture := state._picture()).status == "running":
+            lengths.append(sum(b.num_chars for b in picture.all_branches if b.label == ""))
+            if len(lengths) % 10 == 1:
+                Parsed(state._repr_html_())
+                ElementTree.fromstring(sgl.fork_tree_svg(state))
+                printed(state)
+        state.sync()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert len(set(lengths)) > 10
+    assert lengths == sorted(lengths)
+    root = state._picture().root
+    assert sum(isinstance(block, DrawnFork) for block in root.blocks) == 12
+    assert "".join(piece.text for piece in root.pieces) == state.text()

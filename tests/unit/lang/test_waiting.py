@@ -101,10 +101,9 @@ def part(s):
         lambda s: s.text(),
         lambda s: list(s.text_iter()),
         lambda s: s.fork(2).first(lambda branch: True),
-        lambda s: sgl.live(s),
         lambda s: part.compile()(s),
     ],
-    ids=["text", "text_iter", "first", "live", "compiled"],
+    ids=["text", "text_iter", "first", "compiled"],
 )
 def test_whatever_else_waits_for_the_prompt_of_the_tool_is_refused_too(read):
     @sgl.function
