@@ -64,14 +64,12 @@ class Body:
         # The function must not wait for itself.
         inner = type(state)(state._stream) if state._waits_for_function else state
         state.ret_value = self.func(inner, *args, **{**self.bound, **kwargs})
-        state._stream.run.lookahead.function_returned()
 
     async def call_async(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Await a coroutine function; it is interrupted if the run is canceled."""
         inner = AsyncProgramState(state._stream)
         call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
         state.ret_value = await state._stream.run.call_function(call)
-        state._stream.run.lookahead.function_returned()
 
     def start(
         self,

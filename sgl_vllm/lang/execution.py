@@ -23,10 +23,12 @@ from sgl_vllm.lang.ir import (
     AnyOrder,
     Gen,
     MediaExpr,
+    Picture,
     RoleBegin,
     RoleEnd,
     Select,
     Show,
+    Speech,
     SpokenGen,
     Text,
     Tool,
@@ -61,6 +63,12 @@ from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.waiting import RunningTool, current_tool
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
+
+SENDS_NOTHING = (
+    *(Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather),
+    *(Speech, Picture, Await, AnyOrder, Var, AppendTexts),
+)
+"""Operations that send no request with the prompt, and lead to none."""
 
 
 class Listeners:
@@ -114,14 +122,13 @@ class Execution:
         self.listeners = Listeners()
         self._run = run
         self._where = where
-        self._num_gens: int | None = 0  # as in `Lookahead.hints`
         self._speculated: Ahead | None = None
         self._scopes: list[tuple[str, int]] = []  # the open var_scopes, and where they begin
 
     def begin(self, parent: Execution) -> None:
         """Continue what the prompt of the parent has written when it forks."""
         self.written = Written(parent.written.transcript)
-        self._speculated, self._num_gens = parent._speculated, parent._num_gens
+        self._speculated = parent._speculated
 
     def stop(self) -> None:
         """Nothing is executed any more."""
@@ -173,7 +180,6 @@ class Execution:
                 continued = await result_of(read)
                 self.joins.append(JoinRecord(len(transcript.spans), (branch,), None))
                 self._replace(continued)
-                self._num_gens = None
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
@@ -208,8 +214,6 @@ class Execution:
 
     async def _generate(self, expr: Gen) -> Variable:
         before = self.written.transcript
-        if self._num_gens is not None:
-            self._num_gens += 1
         hints = functools.partial(self._hints, expr)
         generation = Generation(expr, self._run, before, self._speculated, self._show, hints)
         variable = await generation.variable()
@@ -220,17 +224,21 @@ class Execution:
         return variable
 
     def _hints(self, expr: Gen, is_last: bool) -> Hints:
-        """Those of `expr`, which is being sent: which step it is, and what is known to follow its
-        last attempt (see `Lookahead.hints`)."""
+        """Those of `expr`, which is being sent: which step it is, with the graph if no other has
+        told it, and the tool that is queued behind its last attempt with only text before it."""
         if not global_config.enable_hints_of_what_follows:
             return NO_HINTS
-        hints, lookahead = NO_HINTS, self._run.lookahead
-        running = self.queue.running
+        hints, running, step = NO_HINTS, self.queue.running, expr.step
         # Inside of a computed value, the queue does not show what follows.
         if is_last and running is not None and running.operation is expr:
-            prompt = self.written.transcript.text
-            hints = lookahead.hints(self.queue.upcoming(), self._num_gens, prompt)
-        return lookahead.with_step(hints, expr.step)
+            following = (one for one in self.queue.upcoming() if not isinstance(one, SENDS_NOTHING))
+            if isinstance(tool := next(following, None), Tool):
+                hints = Hints(next_tool=tool.called)
+        if step is None:
+            return hints
+        graphs = self._run.graphs
+        graph, graphs[step.digest] = graphs[step.digest], None
+        return replace(hints, step=step, graph=graph)
 
     async def _select(self, expr: Select) -> Variable:
         self._speculated = None
@@ -377,11 +385,9 @@ class Execution:
         transcript = self.written.transcript
         if self._speculated is not None and self._speculated.sampling.temperature != 0:
             self._speculated = None  # one sample, and each branch draws its own
-        is_cached = not transcript.is_worth_warming
-        if num_branches > 1 and self._speculated is None and not is_cached:
-            is_cached = await self._warm(transcript, self._run.backend.warm)
+        if num_branches > 1 and self._speculated is None and transcript.is_worth_warming:
+            await self._warm(transcript, self._run.backend.warm)
             self.written = Written(transcript.seen())  # if that failed, the branches send it
-        self._num_gens = 0 if is_cached else None
 
     async def _append_texts(self, operation: AppendTexts) -> None:
         num_spans = len(self.written.transcript.spans)

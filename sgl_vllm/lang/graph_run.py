@@ -64,7 +64,8 @@ class GraphRun:
         self._with_effects: set[int] = set()  # streams
         self._submitted: Future[None] = new_future()
         if generations is not None:
-            state._stream.run.lookahead.runs(generations.steps)
+            steps = generations.steps
+            state._stream.run.graphs.setdefault(steps.digest, steps.text)
 
     def _leaf(self, leaf: Leaf) -> Value:
         if leaf.aspect == "argument":

@@ -156,9 +156,7 @@ class CompiledProgram(Program[..., R]):
 
         @functools.wraps(program.func)
         async def body(s: State, /, *args: Any, **kwargs: Any) -> Value:
-            run = submit(s, *args, **kwargs)
-            s._stream.run.lookahead.function_returned()  # it only waits from here on
-            return await run.result()
+            return await submit(s, *args, **kwargs).result()
 
         body.__signature__ = signature  # type: ignore[attr-defined]
         super().__init__(body, None, program.num_api_spec_tokens)

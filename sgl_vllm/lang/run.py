@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
-from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, result_of
 from sgl_vllm.lang.operations import Branch
 from sgl_vllm.lang.ordering import PlannedOrders
@@ -61,9 +60,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
-        self.lookahead = Lookahead(self.program, ended_prompts)
         self.usage = Usage()
         self.streams: list[Branch] = []
+        self.graphs: dict[str, str | None] = {}
+        """Those of its compiled programs, by digest; None once the server was told."""
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""

@@ -20,8 +20,8 @@ class GlobalConfig:
     - `default_backend` is used by every run without a `backend` of its own.
     - `enable_precache_with_tracing`: `run_batch` first sends what its prompts have in common.
     - `enable_prefill_during_tools`: while a tool runs, the server computes the prompt up to it.
-    - `enable_hints_of_what_follows`: a generation's request says which tool runs next, or that no
-      later prompt extends its own, if that is known when it is sent.
+    - `enable_hints_of_what_follows`: a generation's request says which tool runs next, if that is
+      known when it is sent, and which step of a compiled program it is.
     - `enable_match_for_any_order`: where nothing else is known, `any_order` asks the server what it
       has cached.
     """

@@ -1,7 +1,7 @@
 """The generations of a graph, as they are sent to a server: there, each is a step.
 
 Owns which nodes generate, and what each generation needs. Does not own the form in which steps are
-sent (`protocol/step_graph.py`), nor when (`lookahead.py`).
+sent (`protocol/step_graph.py`), nor when (`execution.py`).
 """
 
 from __future__ import annotations

@@ -156,8 +156,6 @@ class Stream:
             has_effect: whether it may change what the tools after it read.
         """
         future: Future[Any] = Awaited(self.queue.blockers_of)
-        if not self.is_of_block:
-            self.run.lookahead.submitted(operation, future)
         if has_effect:
             self.last_effect = future
         if self.queue.add(Queued(operation, future, needed or {})):
@@ -363,7 +361,7 @@ class Stream:
         inner = Stream(self.run, self.where, dict(variables), outer=self)
         num_before = len(self.children)
         try:
-            with self._written_by(inner), self.run.lookahead.running_block():
+            with self._written_by(inner):
                 made = await block.function(inner)
                 await result_of(inner.read())
             return made

@@ -1,18 +1,88 @@
-"""The graph that a compiled program's requests send: its generations, and what lies between."""
+"""What a generation's request says: the tool that follows, and the graph of a compiled program."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.steps import generations_of
+from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph
-from tests.unit.lang.test_lookahead import Listener, look
+from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Listener(ScriptedBackend):
+    """Reads the hints as a backend does that sends them."""
+
+    hints: list[Hints] = field(default_factory=list)
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        self.hints.append(request.hints())
+        return await super().generate(request)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener(lambda prompt: "")
+
+
+def look() -> str:
+    return "seen"
+
+
+# -- a tool that follows --------------------------------------------------------------------------
+
+
+@sgl.function
+async def turns(s: Any) -> None:
+    for _ in range(2):
+        s += "a" + sgl.gen("x") + "b" + sgl.gen("y") + "c" + sgl.var("x") + sgl.tool("t", look)
+    s += sgl.gen("z") + sgl.select("choice", ["b", "c"]) + sgl.tool("u", look)
+
+
+@sgl.function
+async def reads(s: Any) -> None:
+    s += "a" + sgl.gen("x") + "b" + sgl.tool("t", look)
+    s["first"] = (await s["x"])[:1]
+    s += sgl.gen("y", stop=await s["first"]) + sgl.tool("u", look) + sgl.gen("z")
+
+
+@pytest.mark.parametrize(
+    ("program", "tools"),
+    [
+        (turns, [None, "look", None, "look", None]),
+        (turns.compile(), [None, "look", None, "look", None]),
+        (reads, ["look", "look", None]),
+        (reads.compile(), ["look", None, None]),  # inside of the computed `gen`, nothing is known
+    ],
+)
+def test_a_tool_that_is_queued_behind_a_generation_is_named(
+    program: Any, tools: list[str | None], listener: Listener
+) -> None:
+    program.run(backend=listener)
+    assert [one.next_tool for one in listener.hints] == tools
+
+
+def test_a_server_receives_it_beside_the_program(server: Any, backend: Any) -> None:
+    @sgl.function
+    async def program(s: Any) -> None:
+        s += "a" + sgl.gen("x", regex="[0-9]+") + sgl.tool("t", look) + sgl.gen("y")
+
+    program.run(backend=backend)
+    first, second = (body["vllm_xargs"] for body in server.calls)
+    assert first == {**second, "sgl_next_tool": "look", "sgl_report": 1}
+    assert set(second) == {"sgl_program"}
+
+
+# -- the graph ------------------------------------------------------------------------------------
 
 
 def steps(program: Any) -> tuple[Step, ...]:
@@ -110,9 +180,6 @@ def test_a_program_of_too_few_or_too_many_steps_has_none(num: int) -> None:
 # -- what is sent ---------------------------------------------------------------------------------
 
 
-AN_A = {"type": "string", "pattern": "^a$"}
-
-
 @sgl.function
 def agent(s: Any, question: str) -> None:
     s += question + sgl.gen("query") + sgl.tool("found", look)
@@ -122,16 +189,10 @@ def agent(s: Any, question: str) -> None:
 AGENT = StepGraph((Step(), Step(0, "look"), Step(1)))
 
 
-@pytest.fixture
-def listener() -> Listener:
-    return Listener(lambda prompt: "")
-
-
 def test_a_run_sends_its_graph_once_and_then_the_digest(listener: Listener) -> None:
     agent.compile().run("?", backend=listener)
-    sent = [(one.hints.step, one.hints.graph) for one in listener.sent if one.kind == "gen"]
-    assert [str(step) for step, _ in sent] == [f"{AGENT.digest}/{index}" for index in range(3)]
-    assert [graph for _, graph in sent] == [AGENT.text, None, None]
+    assert [str(one.step) for one in listener.hints] == [f"{AGENT.digest}/{i}" for i in range(3)]
+    assert [one.graph for one in listener.hints] == [AGENT.text, None, None]
 
 
 def test_a_program_inside_another_names_the_steps_of_its_own_graph(listener: Listener) -> None:
@@ -154,7 +215,8 @@ def test_a_program_that_is_not_compiled_has_no_graph(listener: Listener) -> None
 
 
 def test_each_attempt_names_its_step_and_the_last_says_what_follows(listener: Listener) -> None:
-    listener.answers = iter(["no number", "7", "text"])
+    answers = iter(["no number", "7", "text"])
+    listener.reply = lambda prompt: next(answers)
 
     @sgl.function
     def program(s: Any) -> None:
@@ -171,4 +233,5 @@ def test_nothing_is_sent_if_hints_are_off(
 ) -> None:
     monkeypatch.setattr(global_config, "enable_hints_of_what_follows", False)
     agent.compile().run("?", backend=listener)
-    assert all(one.step is None and one.graph is None for one in listener.hints)
+    turns.run(backend=listener)
+    assert listener.hints == [NO_HINTS] * 8
