@@ -357,10 +357,8 @@ class Execution:
             for part in expr.segments
         ]
         run = self._run
-        order = await arranged(
-            expr, texts, self.written.transcript, run.backend, run.planned_orders
-        )
         before = self.written.transcript
+        order = arranged(expr, texts, before, run.backend, run.planned_orders)
         reusable = before.reusable
         if expr.reuses:
             reusable += places_of(expr, order, len(before.text))

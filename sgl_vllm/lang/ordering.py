@@ -1,8 +1,7 @@
 """Decides the order of an `any_order` when a program gets there.
 
-Owns which source decides: an order that the same segments had, the plan of a batch, this process's
-memory of the backend, or the server. The search itself is in `planning.py`, which is pure; what the
-server has is the backend's answer.
+Owns which source decides: an order that the same segments had, the plan of a batch, or this
+process's memory of the backend. The search itself is in `planning.py`, which is pure.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from typing import TypeAlias
 from sgl_vllm.lang import planning
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text
-from sgl_vllm.lang.planning import SegmentId, SharedOrders
-from sgl_vllm.lang.prompts import ChatPrompt, Message
-from sgl_vllm.lang.settings import global_config
-from sgl_vllm.lang.transcript import WARM_MIN_CHARS, Order, OrderSource, Transcript
+from sgl_vllm.lang.planning import SegmentId
+from sgl_vllm.lang.transcript import Order, OrderSource, Transcript
 from sgl_vllm.protocol.segments import canonical_rank, digest_of
 
 PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]]
@@ -26,14 +23,8 @@ PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[
 
 NOTHING_PLANNED: PlannedOrders = types.MappingProxyType({})
 
-MAX_ROUNDS = 4
-"""Requests to the server for one order. Each finds one more segment."""
 
-MAX_CANDIDATES = 64
-"""In one such request. Of more segments, only the first ones can be found."""
-
-
-async def arranged(
+def arranged(
     expr: AnyOrder,
     texts: Sequence[str],
     transcript: Transcript,
@@ -60,24 +51,10 @@ async def arranged(
     elif (plan := planned_orders.get((beginning, frozenset(ids)))) is not None:
         order, source = plan, "batch"
     else:
-        cached: Sequence[SegmentId] = ()
-        is_asked = beginning in backend.orders.being_asked  # the others do not wait
-        if len(ids) > 1 and not is_asked and not memory.suggest(ids, weights).shared_weight:
-            backend.orders.being_asked.add(beginning)
-            try:
-                cached = await _cached(texts, number_of, transcript, backend)
-            finally:
-                backend.orders.being_asked.discard(beginning)
-            memory = backend.orders.after(beginning)
         suggested = memory.suggest(ids, weights)
         order = suggested.order
-        if sum(weights[one] for one in cached) > suggested.shared_weight:
-            order, source = [*cached, *(one for one in order if one not in cached)], "server"
-            memory = SharedOrders()
-            memory.add(cached)
-        else:
-            is_learned = suggested.shared_weight or list(order) != ids
-            source = "memory" if is_learned else "given"
+        is_learned = suggested.shared_weight or list(order) != ids
+        source = "memory" if is_learned else "given"
     shared, as_given = memory.shared_weight(order, weights), memory.shared_weight(ids, weights)
     backend.orders.add(beginning, order)
     in_order = tuple(number_of[one] for one in order)
@@ -175,40 +152,3 @@ def _ids_of(texts: Sequence[str]) -> list[SegmentId]:
 def _beginning(transcript: Transcript, expr: AnyOrder) -> Hashable:
     """What stands before the segments, as far as it decides whether they are shared."""
     return hash((transcript.prompt(), transcript.role, expr.annotate is not None))
-
-
-async def _cached(
-    texts: Sequence[str],
-    number_of: Mapping[SegmentId, int],
-    transcript: Transcript,
-    backend: Backend,
-) -> list[SegmentId]:
-    """Segments that the server has after the prompt in this order, most of them first."""
-    prompt, num_chars = transcript.prompt(), sum(len(texts[i]) for i in number_of.values())
-    if not global_config.enable_match_for_any_order or num_chars < WARM_MIN_CHARS:
-        return []
-    if isinstance(prompt, ChatPrompt) and (prompt.media or transcript.role is None):
-        return []
-    if transcript.role is not None and getattr(prompt, "ending", None) != "continue":
-        empty_turn = Message(transcript.role, "")
-        prompt = ChatPrompt((*transcript.messages, empty_turn), "continue")
-    found: list[SegmentId] = []
-    sent = ""
-    for _ in range(MAX_ROUNDS):
-        left = [one for one in number_of if one not in found][: MAX_CANDIDATES - 1]
-        if not left:
-            break
-        candidates = [sent, *(sent + texts[number_of[one]] for one in left)]
-        has_head = isinstance(prompt, ChatPrompt) or bool(prompt.text)
-        lengths = await backend.match(prompt, candidates if has_head or sent else candidates[1:])
-        if lengths is None:
-            break
-        num_before = lengths.pop(0).num_tokens if len(lengths) == len(candidates) else 0
-        gains = [max(0, length.cached_tokens - num_before) for length in lengths]
-        best = max(range(len(left)), key=gains.__getitem__)
-        # A part of it would be what all of them begin with, such as "Document: ".
-        if gains[best] * 2 <= lengths[best].num_tokens - num_before:
-            break
-        found.append(left[best])
-        sent += texts[number_of[left[best]]]
-    return found

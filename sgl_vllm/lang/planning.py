@@ -369,8 +369,6 @@ class OrderMemory(Generic[Segment]):
 
     def __init__(self, max_segments: int = 30_000) -> None:
         self._max_segments = max_segments
-        self.being_asked: set[Hashable] = set()
-        """Beginnings of which the server is being asked what follows them."""
         self._num_segments = 0
         self._by_beginning: OrderedDict[Hashable, SharedOrders[Segment]] = OrderedDict()
 

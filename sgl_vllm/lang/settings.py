@@ -22,15 +22,12 @@ class GlobalConfig:
     - `enable_prefill_during_tools`: while a tool runs, the server computes the prompt up to it.
     - `enable_hints_of_what_follows`: a generation's request says which tool runs next, if that is
       known when it is sent, and which step of a compiled program it is.
-    - `enable_match_for_any_order`: where nothing else is known, `any_order` asks the server what it
-      has cached.
     """
 
     default_backend: Backend | BackendHandle | None = None
     enable_precache_with_tracing: bool = True
     enable_prefill_during_tools: bool = True
     enable_hints_of_what_follows: bool = True
-    enable_match_for_any_order: bool = True
 
 
 global_config = GlobalConfig()

@@ -143,7 +143,7 @@ class Span:
     media: Media | None = None
 
 
-OrderSource: TypeAlias = Literal["batch", "memory", "server", "key", "seed", "given"]
+OrderSource: TypeAlias = Literal["batch", "memory", "key", "seed", "given"]
 """What an order was chosen from."""
 
 
@@ -154,11 +154,10 @@ class Order:
     - `segments`: their texts, as given. `order`: their numbers, from 0, in the order used. A
       `repeated` segment was already in the prompt and is not in it.
     - `source`: "batch" for an order planned for all programs of a `run_batch`, "memory" for what
-      this process had sent, "server" for what the server had cached, "key" and "seed" as asked for,
-      "given" where nothing was known.
+      this process had sent, "key" and "seed" as asked for, "given" where nothing was known.
     - `shared_chars`: of the segments, how many characters this process had sent before after the
-      same prompt in this order; for "server", those that the server had. `shared_chars_as_given`:
-      the same for the order given. What the server did read from its cache is in `usage`.
+      same prompt in this order. `shared_chars_as_given`: the same for the order given. What the
+      server did read from its cache is in `usage`.
     """
 
     segments: tuple[str, ...]

@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx
 
-import sgl_vllm as sgl
-from tests.server.conftest import API_KEY, BLOCK
+from tests.server.conftest import BLOCK
 
 
 def run(http: httpx.Client, **body: Any) -> dict[str, Any]:
@@ -77,26 +76,3 @@ def test_a_match_changes_nothing_in_the_cache(http) -> None:
     for _ in range(3):
         assert match(http, candidates=[text, "none"], cache_salt="four")["cached_tokens"][0] > 0
     assert cache(http) == before
-
-
-@sgl.function
-def ask(s, docs, is_ordered):
-    texts = sgl.any_order(*docs) if is_ordered else "".join(docs)
-    s += sgl.user("Read these.\n" + texts + "Where did the hare live?")
-    s += sgl.assistant(sgl.gen("a", max_tokens=8))
-
-
-def test_any_order_continues_what_the_server_has(server) -> None:
-    """Two backends: what the second one finds, only the server can have told it."""
-    first, second, third, _ = documents("five")
-    before, after, reference = (
-        sgl.VLLM(server.url, api_key=API_KEY, cache_salt=salt) for salt in ("5", "5", "6")
-    )
-    ask.run([third, first], False, backend=before, temperature=0.0)
-    state = ask.run([first, second, third], True, backend=after, temperature=0.0)
-    (order,) = state.orders()
-    assert (order.order, order.source) == ((2, 0, 1), "server")
-    assert order.saved_chars == len(third + first)
-    plain = ask.run([third, first, second], False, backend=reference, temperature=0.0)
-    assert state["a"] == plain["a"]
-    assert state.messages() == plain.messages()

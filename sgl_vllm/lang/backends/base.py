@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeAlias  # Any: JSON
@@ -17,7 +17,6 @@ from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
     GenRequest,
-    Matched,
     MediaAnswer,
     MediaRequest,
     PictureRequest,
@@ -120,13 +119,6 @@ class Backend(ABC):
         """The orders of segments that were sent to it, for `any_order`."""
         return OrderMemory()
 
-    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
-        """How much of `prompt` with each of `candidates` after it is in the server's cache.
-
-        `prompt` has no media. A chat's last turn is open. None if the backend cannot know.
-        """
-        return None
-
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         """The prompt tokens of an earlier generation that were not read from the server's cache, by
         cause (`protocol/causes.py`). Empty if the backend cannot know, or the server has forgotten.
@@ -193,9 +185,6 @@ class Wrapper(Backend):
 
     async def warm_ahead(self, prompt: Prompt) -> Usage:
         return await self._backend.warm_ahead(prompt)
-
-    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
-        return await self._backend.match(prompt, candidates)
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         return await self._backend.missed_tokens(request_id)

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
@@ -132,9 +132,6 @@ class Recorder(Wrapper):
         return await self._exchange(
             "warm", warm_request(prompt), lambda: self._backend.warm_ahead(prompt)
         )
-
-    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> None:
-        """Unknown: what it knows would not be known again when the record is replayed."""
 
     async def server_info(self) -> ServerInfo:
         return await self._exchange("server_info", {}, self._backend.server_info)

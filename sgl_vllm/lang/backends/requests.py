@@ -113,14 +113,6 @@ class ChoiceAnswer:
 
 
 @dataclass(frozen=True)
-class Matched:
-    """The tokens of a prompt, and how many of them are cached, from the first on."""
-
-    num_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True)
 class ServerInfo:
     """What runs on the server. `stats` is the plugin's report, None on a stock server."""
 

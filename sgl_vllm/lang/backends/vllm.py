@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any  # Any: what a chat template takes
 from urllib.parse import urlencode
 
-from sgl_vllm.lang.backends.base import Json, logger, program_id
+from sgl_vllm.lang.backends.base import Json, program_id
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher
 from sgl_vllm.lang.backends.on_vllm import (
     ONE_TOKEN,
@@ -40,7 +40,6 @@ from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.backends.requests import (
     GenAnswer,
     GenRequest,
-    Matched,
     ScoreAnswer,
     ServerInfo,
     SpokenRequest,
@@ -79,7 +78,6 @@ class _KnownServer:
         self.model = Once(backend._ask_model)
         self.plugin = Once(backend._ask_plugin)
         self.begin_ids = Once(lambda: backend.tokenize(TextPrompt("")))
-        self.has_match = True  # the route
         self.cached_block_size = 1  # `Usage.cached_block_size` without a salt
 
 
@@ -181,25 +179,6 @@ class VLLM(OnVLLM, OpenAIMedia):
         return await super().score(
             prompt, choices, unconditional=unconditional, warm=warm and plugin
         )
-
-    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
-        if not await self._may_use_plugin() or not self._server().has_match:
-            return None
-        body: Json = {"model": await self.model_name(), **self._salt, "candidates": [*candidates]}
-        if isinstance(prompt, ChatPrompt):
-            body["messages"] = [message.as_dict() for message in prompt.messages]
-        elif prompt.text:
-            body["prompt"] = prompt.text
-        try:
-            answer = await self.call(f"{self.url}/v1/sgl/match", body)
-        except BackendError as error:
-            if error.status in (*NOT_FORWARDED, 409):  # 409: the server has no radix tree
-                self._server().has_match = False
-            logger.debug("no match for any_order: %s", error)
-            return None
-        with self.reading():
-            lengths = zip(answer["num_tokens"], answer["cached_tokens"], strict=True)
-            return [Matched(int(tokens), int(cached)) for tokens, cached in lengths]
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self._may_use_plugin():

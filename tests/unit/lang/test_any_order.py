@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
 
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.requests import Matched
-from sgl_vllm.lang.prompts import Prompt
-from tests.unit.lang.scripted import ScriptedBackend, text_of
+from tests.unit.lang.scripted import ScriptedBackend
 
 DOCS = [f"Document {name}: {name * 30}.\n" for name in "abcdefgh"]
 A, B, C, D, E, *_ = DOCS
@@ -77,51 +74,6 @@ def test_a_batch_is_planned_as_a_whole(backend):
     alone = ScriptedBackend()
     one_by_one = [ask.bind(**item).run(backend=alone).text() for item in items]
     assert shared_chars(in_order) > 0.95 * shared_chars(one_by_one) > 1.5 * shared_chars(given)
-
-
-# -- the server
-
-
-@dataclass
-class Caching(ScriptedBackend):
-    """Tells what it has of each candidate; every character is a token."""
-
-    has: tuple[str, ...] = ()
-    calls: list[list[str]] = field(default_factory=list)
-
-    async def match(self, prompt: Prompt, candidates) -> list[Matched] | None:
-        texts = [text_of(prompt) + candidate for candidate in candidates]
-        self.calls.append(texts)
-
-        def common(text: str, other: str) -> int:
-            pairs = enumerate(zip(text, other, strict=False))
-            return next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
-
-        return [Matched(len(t), max((common(t, h) for h in self.has), default=0)) for t in texts]
-
-
-def test_where_nothing_was_sent_the_server_is_asked(monkeypatch):
-    backend = Caching(has=(f"<user>Read.\n{C}{A}Old?",))
-    state = ask.run([A, B, C], backend=backend)
-    assert state.text().startswith(f"Read.\n{C}{A}{B}")
-    (order,) = state.orders()
-    assert (order.source, order.shared_chars, order.shared_chars_as_given) == (
-        "server",
-        len(C + A),
-        0,
-    )
-    assert len(backend.calls) == 3  # C, A, and that B is not cached
-    ask.run([C, D], backend=backend)
-    assert len(backend.calls) == 3  # the process knows what follows C itself
-    monkeypatch.setattr(sgl.global_config, "enable_match_for_any_order", False)
-    other = Caching(has=backend.has)
-    assert ask.run([A, B, C], backend=other).orders()[0].source == "given" and not other.calls
-
-
-def test_a_segment_that_is_cached_in_part_only_is_no_reason_for_an_order():
-    backend = Caching(has=("Document z: zzz",))
-    assert complete.run([B, A], backend=backend).orders()[0].source == "given"
-    assert len(backend.calls) == 1
 
 
 # -- options
