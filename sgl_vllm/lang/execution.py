@@ -8,10 +8,10 @@ the backends' job.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
 
@@ -53,7 +53,7 @@ from sgl_vllm.lang.operations import (
     Read,
 )
 from sgl_vllm.lang.ordering import arranged, pieces_of, places_of
-from sgl_vllm.lang.prefill_ahead import PrefillAhead, tool_times
+from sgl_vllm.lang.prefill_ahead import times_to_send, tool_times
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
@@ -320,13 +320,25 @@ class Execution:
     async def _prefilling(self, call: Coroutine[Any, Any, object], tool_s: float | None) -> object:
         """Wait for a tool. If that takes long and text will be generated after it, meanwhile have
         the server compute the prompt up to here. `tool_s` is how long it will take at least."""
-        transcript, warm = self.written.transcript, self._run.backend.warm_ahead
-        ahead = PrefillAhead(transcript, lambda one: self._warm(one, warm), self._will_generate)
-        with ahead.during(tool_s):
-            result = await call
-        if ahead.is_computed:
-            self.written = Written(transcript.seen())
-        return result
+        times = times_to_send(self.written.transcript, tool_s)
+        if not times or not global_config.enable_prefill_during_tools:
+            return await call
+        sending = asyncio.create_task(self._send_ahead(times))
+        try:
+            return await call
+        finally:
+            sending.cancel()  # what follows is sent anyway
+
+    async def _send_ahead(self, times: Sequence[float]) -> None:
+        transcript, now_s = self.written.transcript, asyncio.get_running_loop().time
+        begin_s = now_s()
+        for at_s in times:
+            left_s = begin_s + at_s - now_s()
+            if left_s < 0:  # the request before has just ended
+                continue
+            await asyncio.sleep(left_s)
+            if self._will_generate() and await self._warm(transcript, self._run.backend.warm_ahead):
+                self.written = Written(transcript.seen())
 
     def _will_generate(self) -> bool:
         """Whether the prompt goes on with text of the model, as far as is known."""
