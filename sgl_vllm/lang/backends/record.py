@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar  # Any: adapters of several kinds
 from urllib.parse import urlsplit
 
 from sgl_vllm.lang.backends.base import Backend, Json
-from sgl_vllm.lang.backends.requests import GenRequest, MediaRequest, ServerInfo
+from sgl_vllm.lang.backends.requests import GenRequest, MediaRequest
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media, ServiceOptions
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
@@ -78,7 +78,7 @@ def _written(value: object) -> object:
     match value:
         case Sampling():  # the options that differ from the defaults
             given, defaults = asdict(value), asdict(DEFAULT_SAMPLING)
-            return {name: _compact(one) for name, one in given.items() if one != defaults[name]}
+            return {name: compact(one) for name, one in given.items() if one != defaults[name]}
         case TextPrompt():
             return value.text
         case ChatPrompt():
@@ -88,7 +88,7 @@ def _written(value: object) -> object:
             return [_written(part) for part in value]
         case Media():
             return _digest(value)
-    return _compact(value)
+    return compact(value)
 
 
 def _digest(media: Media) -> Json:
@@ -112,52 +112,44 @@ def request_key(call: str, request: Json) -> str:
 # --- answers and errors --------------------------------------------------------------------------
 
 
-class AnswerWriter:
-    """Writes a backend's answers and errors as JSON, with API keys removed."""
-
-    def __init__(self, backend: Backend) -> None:
-        named = [value for name, value in os.environ.items() if name.endswith("API_KEY")]
-        secrets = {s for s in (*named, *backend.secrets) if len(s) >= _MIN_SECRET_CHARS}
-        self._secrets = sorted(secrets, key=len, reverse=True)
-
-    def text(self, text: str) -> str:
-        """`text` without keys, and without user names and passwords in URLs."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return re.sub(r"://[^/@\s]+@", "://", text)
-
-    def error(self, error: BackendError) -> Json:
-        written: Json = {"message": self.text(str(error))}
-        if error.status is not None:
-            written["status"] = error.status
-        if isinstance(error, UnsupportedError):
-            written |= {"backend": self.text(error.backend), "feature": error.feature}
-        return written
-
-    def answer(self, answer: object) -> object:
-        """An answer, which is a dataclass. Fields at their default are left out."""
-        written = _compact(answer)
-        if isinstance(answer, ServerInfo) and isinstance(written, dict):
-            written["url"] = self.text(answer.url)
-        return written
+def error_written(error: BackendError) -> Json:
+    given = {name: value for name, value in vars(error).items() if value is not None}
+    return {"message": str(error), **given}
 
 
-def _compact(value: object) -> object:
+def keys_of(backend: Backend) -> list[str]:
+    """What no record may contain, longest first."""
+    named = [value for name, value in os.environ.items() if name.endswith("API_KEY")]
+    keys = {key for key in (*named, *backend.secrets) if len(key) >= _MIN_SECRET_CHARS}
+    return sorted(keys, key=len, reverse=True)
+
+
+def without_keys(written: Json, keys: Sequence[str]) -> Json:
+    """The same without keys, and without user names and passwords in URLs."""
+    text = json.dumps(written)
+    for key in keys:
+        text = text.replace(json.dumps(key)[1:-1], "***")
+    kept: Json = json.loads(re.sub(r"://[^/@\s\"]+@", "://", text))
+    return kept
+
+
+def compact(value: object) -> Any:
+    """An answer as JSON. Fields of dataclasses at their default are left out."""
     if is_dataclass(value):
         return {
-            f.name: _compact(getattr(value, f.name))
+            f.name: compact(getattr(value, f.name))
             for f in fields(value)
             if f.default is MISSING or getattr(value, f.name) != f.default
         }
     if isinstance(value, Mapping):
-        return {key: _compact(item) for key, item in value.items()}
+        return {key: compact(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_compact(item) for item in value]
+        return [compact(item) for item in value]
     return value
 
 
 def load(kind: type[T], written: object) -> T:
-    """The dataclass of type `kind` that `AnswerWriter.answer` wrote."""
+    """The dataclass of type `kind` that `compact` wrote."""
     if kind.__name__ not in _adapters:
         from pydantic import TypeAdapter
 
@@ -204,9 +196,7 @@ class Exchange:
         error = self.line["error"]
         message = error["message"]
         if "feature" in error:
-            backend, feature = error["backend"], error["feature"]
-            advice = message.removeprefix(f"{feature} is not supported by {backend}: ")
-            raise UnsupportedError(backend, feature, advice)
+            raise UnsupportedError(error["backend"], error["feature"], error.get("advice", message))
         raise BackendError(message, status=error.get("status"))
 
 
@@ -254,8 +244,7 @@ def describe_unknown(call: str, request: Json, recorded: Sequence[Exchange]) -> 
     def similarity(exchange: Exchange) -> tuple[float, int]:
         other = _text_of(exchange.request)
         begin = _common_length(text, other)
-        rest = min(len(text), len(other)) - begin
-        end = min(_common_length(text[::-1], other[::-1]), rest)
+        end = _common_length(text[begin:][::-1], other[begin:][::-1])
         longest = max(len(text), len(other), 1)
         return (begin + end) / longest, -len(list(_differences(request, exchange.request)))
 
@@ -278,15 +267,9 @@ def _text_of(request: Json) -> str:
 
 
 def _common_length(a: str, b: str) -> int:
-    """The length of the common prefix. Compares O(log length) slices."""
-    known, most = 0, min(len(a), len(b))
-    while known < most:
-        middle = (known + most + 1) // 2
-        if a[known:middle] == b[known:middle]:
-            known = middle
-        else:
-            most = middle - 1
-    return known
+    """The length of the common prefix."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
 
 
 def _differences(asked: Json, recorded: Json) -> Iterator[str]:

@@ -20,17 +20,20 @@ from typing import IO, TypeAlias, TypeVar
 from sgl_vllm.lang.backends.base import Backend, Json, Wrapper, branch_name
 from sgl_vllm.lang.backends.record import (
     FORMAT,
-    AnswerWriter,
     Exchange,
+    compact,
     describe_unknown,
     end_of_prompt,
+    error_written,
     gen_request,
+    keys_of,
     load,
     media_request,
     read_record,
     request_key,
     score_request,
     warm_request,
+    without_keys,
 )
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
@@ -67,21 +70,20 @@ class Recorder(Wrapper):
     @suggests
     def __init__(self, backend: Backend, path: str | os.PathLike[str]) -> None:
         super().__init__(backend)
-        self._writer = AnswerWriter(backend)
+        self._keys = keys_of(backend)
         self._lock = threading.Lock()
         self._repeats: dict[tuple[str, str], int] = defaultdict(int)
         self.path = Path(path)
         self._file: IO[str] | None = self.path.open(
             "w", encoding="utf-8", errors="surrogatepass", newline="\n"
         )
-        self._write(
-            {
-                "sgl_vllm_record": FORMAT,
-                "backend": self._writer.text(backend.name),
-                "continues_turns": backend.continues_turns,
-                "tells_tokens": backend.tells_tokens,
-            }
-        )
+        head = {
+            "sgl_vllm_record": FORMAT,
+            "backend": backend.name,
+            "continues_turns": backend.continues_turns,
+            "tells_tokens": backend.tells_tokens,
+        }
+        self._write(without_keys(head, self._keys))
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         pieces: Pieces = []
@@ -176,12 +178,13 @@ class Recorder(Wrapper):
         try:
             answer = await ask()
         except BackendError as error:
-            write(error=self._writer.error(error))
+            write(error=without_keys(error_written(error), self._keys))
             raise
         except asyncio.CancelledError:
             write(cancelled=True)
             raise
-        write(answer=self._writer.answer(answer))
+        written = compact(answer)
+        write(answer=without_keys(written, self._keys) if call == "server_info" else written)
         return answer
 
     def _write(self, line: Json) -> None:
