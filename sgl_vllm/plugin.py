@@ -193,7 +193,7 @@ def _from_cli_args(
     given = flags.given_options(args)
     if given is not None:
         vars(engine_args)[_CLI_OPTIONS] = given
-        _allow_in_environment()
+        allow_in_environment()
     return engine_args
 
 
@@ -329,7 +329,7 @@ def _rank_router(client: DPLBAsyncMPClient) -> RankRouter | None:
 # -- VLLM_PLUGINS ---------------------------------------------------------------------------------
 
 
-def _allow_in_environment() -> None:
+def allow_in_environment() -> None:
     """Add the plugin to `VLLM_PLUGINS`, which endpoint plugins and child processes need.
 
     Unset, the variable loads every installed plugin, so the new value lists them all. Being listed

@@ -27,9 +27,8 @@ import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item
 from benchmarks.traces import Call, Trace, reuse
 from benchmarks.traces import Program as TracedProgram
-from sgl_vllm.lang.backends.on_vllm import has_media
-from sgl_vllm.lang.backends.openai_api import prompt_body
 from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, ScoreAnswer
+from sgl_vllm.lang.backends.vllm_requests import has_media, prompt_body
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.usage import Usage
@@ -131,9 +130,9 @@ class TimedVLLM(sgl.VLLM):
         return answer
 
     @override
-    async def post_batched(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post_batched(self, body: dict[str, Any]) -> dict[str, Any]:
         """Alone: both arms are asked alike, and of each answer the first token is seen."""
-        return await self.post(path, body)
+        return await self.post(body)
 
     @override
     async def call(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 
@@ -11,8 +12,6 @@ import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.lang.prompts import TextPrompt
-from sgl_vllm.server_process import VllmServer
 from tests.engine.engine import KV_CACHE_BYTES, MODEL
 
 LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4
@@ -98,72 +97,20 @@ def prompt_logprobs_program(s):
     s += "The old owl" + sgl.gen("more", max_tokens=2, return_logprob=True, logprob_start_len=1)
 
 
-SELECTS = ("mean", "greedy", "gain", "am")
-
-
-def logprobs_of(tokens) -> list[object]:
-    """What is told of tokens, as far as it is the same to the digit in another process."""
-    return [
-        (token["text"], round(token["logprob"], 2), sorted(text for text, _ in token["top"]))
-        for token in tokens
-    ]
-
-
-def results(backend) -> dict[str, object]:
-    """What the programs give, by variable; the scores of selects apart, as floats differ."""
-    found: dict[str, object] = {}
-    with pytest.raises(sgl.ProgramError) as refused:  # the demo's tokenizer has nothing to begin on
-        empty_program.run(backend=backend)
-    found["empty_program"] = str(refused.value)
-    for program in (text_program, chat_program, prompt_logprobs_program):
-        state = program.run(backend=backend, temperature=0.0)
-        name = program.func.__name__
-        found[name] = state.text()
-        found[f"{name} messages"] = state.messages()
-        found[f"{name} tokens"] = (state.usage.prompt_tokens, state.usage.completion_tokens)
-        found[f"{name} calls"] = state.usage.calls
-        if "said" in state:
-            found["logprobs"] = logprobs_of(state.get_meta_info("said")["output_token_logprobs"])
-        if "more" in state:
-            told = state.get_meta_info("more")["prompt_token_logprobs"]
-            found["prompt logprobs"] = logprobs_of(told)
-        for select in (select for select in SELECTS if select in state):
-            found[f"scores of {select}"] = tuple(state.get_meta_info(select)["scores"])
-    return found
-
-
-@pytest.fixture(scope="module")
-def on_server(model) -> dict[str, object]:
-    options = ["--dtype", "float32", "--max-num-seqs", "16", "--block-size", "32"]
-    with VllmServer(
-        model, max_model_len=MAX_MODEL_LEN, extra_args=options, env={"OMP_NUM_THREADS": "1"}
-    ) as server:
-        return results(sgl.VLLM(server.url))
-
-
-def test_programs_give_the_same_as_on_a_server(on_server, engine):
-    here = results(engine)
-    assert here.keys() == on_server.keys()
-    for name, value in here.items():
-        if name.startswith("scores of"):
-            assert value == pytest.approx(on_server[name], abs=1e-3), name
-        else:
-            assert value == on_server[name], name
-
-
-def answer(coroutine):
-    return background_loop().start(coroutine).result(timeout=60)
-
-
-def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
-    ids = answer(engine.tokenize(TextPrompt(LONG)))
-    tokens = [*range(300, 500), 305]  # more than one request may ask for
-    logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
-    assert [cost.completion_tokens for cost in costs] == [1, 1]
-    places = (0, 127, 128, 200)
-    asked = [[*ids, tokens[place]] for place in places]
-    rows, _ = answer(engine.prompt_logprobs(asked, len(ids)))
-    assert [logprobs[i] for i in places] == pytest.approx([row[0] for row in rows], abs=1e-3)
+def test_programs_run_as_on_a_server(engine):
+    """It is one, so that what programs get is tested in `tests/unit/lang` and `tests/server`."""
+    state = text_program.run(backend=engine, temperature=0.0)
+    assert re.fullmatch("[12][0-9]{3}", state["year"])
+    assert state["mean"] in (" cat", " dogs", " very old owl")
+    assert len(state.get_meta_info("gain")["scores"]) == 3
+    assert len(state.get_meta_info("said")["output_token_logprobs"]) == 12
+    state = chat_program.run(backend=engine, temperature=0.0)
+    assert [message["role"] for message in state.messages()][-1] == "assistant"
+    assert state.text().endswith(state["am"]) and state["am"] in (" wise", " hungry")
+    more = prompt_logprobs_program.run(backend=engine).get_meta_info("more")
+    assert "".join(token["text"] for token in more["prompt_token_logprobs"]).endswith("owl")
+    with pytest.raises(sgl.ProgramError, match="no beginning-of-text token"):
+        empty_program.run(backend=engine)
 
 
 def test_text_is_streamed(engine):
@@ -219,7 +166,7 @@ def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
 
 def unfinished(engine) -> int:
     """Requests that the engine still works on, once the aborts under way have arrived."""
-    running = background_loop().start(engine._engine()).result()
+    running, *_ = background_loop().run_blocking(engine._running.answer)
     ends_s = time.monotonic() + 5
     while running.get_num_unfinished_requests() and time.monotonic() < ends_s:
         time.sleep(0.01)
@@ -247,7 +194,9 @@ def test_what_the_engine_refuses_is_an_error_that_quotes_it(engine):
         s += "x" + sgl.gen("a", regex="(")
 
     for program, what in ((too_long, "1024"), (bad_regex, "regex")):
-        with pytest.raises(sgl.ProgramError, match=rf"gen 'a' failed: .*refused.*{what}") as caught:
+        with pytest.raises(
+            sgl.ProgramError, match=rf"gen 'a' failed: .*answered 400.*{what}"
+        ) as caught:
             program.run(backend=engine)
         assert isinstance(caught.value.__cause__, sgl.BackendError)
         assert caught.value.__cause__.status == 400
@@ -258,7 +207,7 @@ def test_a_request_that_fails_in_the_engine_is_an_error(engine):
     def no_text(s):
         s += "x" + sgl.gen("a", regex=r"[^\s\S]")
 
-    with pytest.raises(sgl.ProgramError, match="failed: its log has the error"):
+    with pytest.raises(sgl.ProgramError, match="answered 500"):
         no_text.run(backend=engine)
     assert text_program.run(backend=engine, temperature=0.0)["year"]  # it still works
 

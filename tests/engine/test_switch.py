@@ -22,7 +22,7 @@ from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
 from sgl_vllm.flags import ActivationError
 from sgl_vllm.kernels import attention_backend
-from sgl_vllm.plugin import _allow_in_environment
+from sgl_vllm.plugin import allow_in_environment
 from sgl_vllm.server_process import free_port
 from sgl_vllm.vllm_api import probe
 from sgl_vllm.vllm_api.versions import InstalledVllm
@@ -101,7 +101,7 @@ def test_the_switch_keeps_the_other_plugins(monkeypatch):
     """Unset, vLLM's child processes load every plugin; they must go on doing so."""
     names = ["mine", "lora_hf_hub_resolver", "sgl_vllm"]
     install_plugins(monkeypatch, {"vllm.general_plugins": names})
-    _allow_in_environment()
+    allow_in_environment()
     assert os.environ["VLLM_PLUGINS"] == "mine,sgl_vllm"
 
 
@@ -109,7 +109,7 @@ def test_the_switch_turns_on_nobody_elses_routes(monkeypatch):
     groups = {"vllm.general_plugins": ["mine"], "vllm.endpoint_plugins": ["mine", "sgl_vllm"]}
     install_plugins(monkeypatch, groups)
     with pytest.raises(ActivationError, match="VLLM_PLUGINS=mine,sgl_vllm"):
-        _allow_in_environment()
+        allow_in_environment()
 
 
 def test_parts_that_are_off_are_named_with_their_reason(start):

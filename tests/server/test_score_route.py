@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.on_vllm import OnVLLM
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import ChatPrompt, Message, TextPrompt
 from tests.server.conftest import API_KEY
@@ -34,7 +33,7 @@ class ByItself(Counting):
     """Asks for tokens and log-probabilities by itself, as of a server without the route."""
 
     async def score(self, prompt, choices, *, unconditional, warm):
-        return await OnVLLM.score(self, prompt, choices, unconditional=unconditional, warm=warm)
+        return await self.score_by_prompts(prompt, choices, unconditional, warm)
 
 
 def wait_for(coroutine):

@@ -73,8 +73,8 @@ MAY_NOT_IMPORT = {
 
 LANGUAGE_MAY_IMPORT = ("sgl_vllm.lang", "sgl_vllm.pages", "sgl_vllm.protocol", "sgl_vllm.spelling")
 
-# The engine in this process has no HTTP routes: its statistics are read as the route reads them.
-EXCEPTIONS = {("sgl_vllm.lang.backends.engine", "sgl_vllm.routes.engines")}
+# The engine that a program starts is given the plugin as `vllm serve --plugin` would be.
+EXCEPTIONS = {("sgl_vllm.lang.backends.engine", "sgl_vllm.plugin")}
 
 
 def name_of(path: Path) -> str:

@@ -14,7 +14,6 @@ from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema
 from sgl_vllm.lang.backends.service import Assembled, Client, ClientBackend
-from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import Media
@@ -64,7 +63,6 @@ class Anthropic(ScorelessBackend, ClientBackend):
     lets the model choose, without scores.
     """
 
-    scoreless_methods = (token_length_normalized,)
     advice_on_key = "pass it as Anthropic(..., api_key=...) or set ANTHROPIC_API_KEY"
 
     @suggests

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import cached_property
-from typing import Any, TypeAlias  # Any: JSON
+from functools import cached_property, wraps
+from typing import Any, TypeAlias, TypeVar, cast  # Any: JSON
 
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
@@ -33,6 +33,8 @@ from sgl_vllm.lang.planning import OrderMemory, SegmentId
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.speculation import AheadBudget
 from sgl_vllm.lang.usage import Usage
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 logger = logging.getLogger("sgl_vllm")
 
@@ -151,6 +153,16 @@ class BackendHandle:
         raise NotImplementedError(f"{type(self).__name__} has no backend")
 
 
+def _passed_on(method: Method) -> Method:
+    """The method of a wrapper that calls the same one of its backend."""
+
+    @wraps(method, updated=())  # not that it is abstract
+    def call(self: Wrapper, *args: object, **options: object) -> object:
+        return getattr(self._backend, method.__name__)(*args, **options)
+
+    return cast("Method", call)
+
+
 class Wrapper(Backend):
     """Passes all requests on to one backend, and is what that backend is."""
 
@@ -169,34 +181,15 @@ class Wrapper(Backend):
     def secrets(self) -> tuple[str, ...]:
         return self._backend.secrets
 
-    async def generate(self, request: GenRequest) -> GenAnswer:
-        return await self._backend.generate(request)
-
-    async def score(
-        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
-    ) -> ScoreAnswer | ChoiceAnswer:
-        return await self._backend.score(prompt, choices, unconditional=unconditional, warm=warm)
-
-    async def media(self, request: MediaRequest) -> MediaAnswer:
-        return await self._backend.media(request)
-
-    async def warm(self, prompt: Prompt) -> Usage:
-        return await self._backend.warm(prompt)
-
-    async def warm_ahead(self, prompt: Prompt) -> Usage:
-        return await self._backend.warm_ahead(prompt)
-
-    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
-        return await self._backend.missed_tokens(request_id)
-
-    async def aflush_cache(self) -> None:
-        await self._backend.aflush_cache()
-
-    async def server_info(self) -> ServerInfo:
-        return await self._backend.server_info()
-
-    async def aclose(self) -> None:
-        await self._backend.aclose()
+    generate = _passed_on(Backend.generate)
+    score = _passed_on(Backend.score)
+    media = _passed_on(Backend.media)
+    warm = _passed_on(Backend.warm)
+    warm_ahead = _passed_on(Backend.warm_ahead)
+    missed_tokens = _passed_on(Backend.missed_tokens)
+    aflush_cache = _passed_on(Backend.aflush_cache)
+    server_info = _passed_on(Backend.server_info)
+    aclose = _passed_on(Backend.aclose)
 
 
 class Combined(Wrapper):

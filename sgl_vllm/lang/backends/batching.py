@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias  # Any: a response of either httpx
 
 from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.openai_api import path_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -48,7 +49,6 @@ class _Post:
     """One request. Its `answer` is None if it must be sent alone."""
 
     id: str
-    path: str
     body: Json
     answer: asyncio.Future[Answer | None]
     batch: _Batch | None = None
@@ -77,10 +77,8 @@ class _Batch:
             post.batch, post.index = self, index
 
     def as_body(self) -> Json:
-        requests = [
-            {"id": post.id, "path": post.path, "body": post.body} for post in self.waiting.values()
-        ]
-        return {"requests": requests}
+        posts = self.waiting.values()
+        return {"requests": [{"id": p.id, "path": path_of(p.body), "body": p.body} for p in posts]}
 
     def read(self, line: bytes, *, retry: bool) -> None:
         """Give a line to its post. ValueError, KeyError or TypeError if it cannot be read."""
@@ -111,14 +109,14 @@ class Batcher:
     def __init__(
         self,
         client: AsyncOpenAI,
-        post_one: Callable[[str, Json], Awaitable[Json]],
+        post_one: Callable[[Json], Awaitable[Json]],
         *,
         timeout_s: float,
         retry: bool = True,
     ) -> None:
         """Args:
         client: has the server's `/v1` as its base URL.
-        post_one: sends `(path, body)` alone and returns the answer's object, or raises.
+        post_one: sends a body alone and returns the answer's object, or raises.
         timeout_s: limits connecting, sending and aborting, but not the wait for lines.
         retry: whether a post is sent again, alone, after a status that the official client
             retries (408, 409, 429, 5xx), or if the connection breaks before its line.
@@ -133,9 +131,8 @@ class Batcher:
         self._name = uuid.uuid4().hex
         self._num_posts = 0
 
-    async def post(self, path: str, body: Json) -> tuple[int, Json]:
-        """Post `body` to `path` ("completions" or "chat/completions"). Returns the status and the
-        object of the answer.
+    async def post(self, body: Json) -> tuple[int, Json]:
+        """Post a completion or a chat. Returns the status and the object of the answer.
 
         Waits two turns of the event loop for other posts to join. A single post is sent with
         `post_one`, whose exceptions are raised. Otherwise raises the client's errors, and
@@ -145,15 +142,15 @@ class Batcher:
         caller waits on it, otherwise by an abort. On a server with several API processes, the
         abort may reach the wrong one; the answer is then dropped when it arrives.
         """
-        answer = await self._gather(path, body) if self._has_route else None
+        answer = await self._gather(body) if self._has_route else None
         if answer is None:
-            return 200, await self._post_one(path, body)
+            return 200, await self._post_one(body)
         return answer
 
-    async def _gather(self, path: str, body: Json) -> Answer | None:
+    async def _gather(self, body: Json) -> Answer | None:
         loop = asyncio.get_running_loop()
         self._num_posts += 1
-        post = _Post(f"{self._name}-{self._num_posts}", path, body, loop.create_future())
+        post = _Post(f"{self._name}-{self._num_posts}", body, loop.create_future())
         if not self._gathered:
             loop.call_soon(loop.call_soon, self._send)
         self._gathered.append(post)

@@ -6,16 +6,14 @@ or in chunks. Which routes and options a service has is up to its backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.requests import Generated, TokenLogprob, Watch
 from sgl_vllm.lang.backends.service import Assembled, ClientBackend
-from sgl_vllm.lang.prompts import Prompt, TextPrompt
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
-from sgl_vllm.protocol.scoring import scored_rows
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -42,10 +40,10 @@ class OpenAIBackend(ClientBackend):
             max_retries=self.max_retries,
         )
 
-    async def post(self, path: str, body: Json, watch: Watch | None = None) -> Json:
-        """One request, at "completions", "chat/completions", .... With `watch`, it is for one text,
-        which is streamed there, and the answer has the form of one that was not streamed."""
-        url = f"{self.base_url}/{path}"
+    async def post(self, body: Json, watch: Watch | None = None) -> Json:
+        """One request. With `watch`, it is for one text, which is streamed there, and the answer
+        has the form of one that was not streamed."""
+        url = f"{self.base_url}/{path_of(body)}"
         if watch is None:
             return await self.call(url, body)
         assembled = AssembledAnswer(chat="messages" in body)
@@ -56,20 +54,9 @@ class OpenAIBackend(ClientBackend):
 # --- requests ------------------------------------------------------------------------------------
 
 
-def prompt_body(prompt: Prompt) -> Json:
-    """A prompt in the form of vLLM's API. For a chat, it also says how the prompt ends."""
-    if isinstance(prompt, TextPrompt):
-        return {"prompt": prompt.text}
-    return {
-        "messages": [message.as_dict() for message in prompt.messages],
-        "add_generation_prompt": prompt.ending == "generate",
-        "continue_final_message": prompt.ending == "continue",
-    }
-
-
-def path_of(prompt: Prompt) -> str:
-    """Where a prompt is sent."""
-    return "completions" if isinstance(prompt, TextPrompt) else "chat/completions"
+def path_of(body: Json) -> str:
+    """Where a request is sent: a chat, or a completion."""
+    return "chat/completions" if "messages" in body else "completions"
 
 
 def streamed(body: Json) -> Json:
@@ -159,30 +146,6 @@ def read_usage(answer: Json) -> Usage:
         completion_tokens=int(usage.get("completion_tokens") or 0),
         calls=1,
     )
-
-
-def prompt_rows(answer: Json) -> list[list[Json]]:
-    """The log-probabilities of each prompt of a request: a chat's are in the answer, a completion's
-    in its choices."""
-    choices = answer["choices"]
-    holders = choices if "prompt_logprobs" in choices[0] else [answer]
-    return [holder.get("prompt_logprobs") or [] for holder in holders]
-
-
-def logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:
-    """The log-probabilities of the last tokens of a prompt, which are `ending`."""
-    return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending))
-
-
-def prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
-    """The log-probabilities of the prompt's tokens from `start` on. The first token has none."""
-    tokens = []
-    for row in prompt_rows(answer)[0][start:]:
-        if row is not None:
-            (chosen, *others) = row.values()
-            top = tuple((o["decoded_token"], float(o["logprob"])) for o in (chosen, *others))
-            tokens.append(TokenLogprob(chosen["decoded_token"], float(chosen["logprob"]), top))
-    return tuple(tokens)
 
 
 class AssembledAnswer(Assembled):

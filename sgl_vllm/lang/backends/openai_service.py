@@ -13,7 +13,7 @@ import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any  # Any: options of LiteLLM's
+from typing import Any  # Any: options of LiteLLM's
 from urllib.parse import urlsplit
 
 from sgl_vllm.lang.backends.base import Json
@@ -34,20 +34,12 @@ from sgl_vllm.lang.backends.requests import (
     Watch,
 )
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend, choice_schema, strict_schema
-from sgl_vllm.lang.choices import (
-    ChoicesMethod,
-    greedy_token_selection,
-    token_length_normalized,
-)
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import refuse_unknown, suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.sampling import Sampling, SamplingDefaults
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.spelling import did_you_mean
-
-if TYPE_CHECKING:
-    from tiktoken import Encoding
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -109,9 +101,8 @@ class OpenAIRequests(ScorelessBackend):
     A chat model accepts only prompts with roles, a completion model only prompts without. The API
     cannot express that a chat continues inside its last turn.
 
-    `select` lets the model choose, without scores. A chat model answers with a JSON schema that
-    allows only the choices. A completion model is asked for one token wherever the choices differ,
-    restricted by `logit_bias`.
+    `select` lets a chat model choose, without scores, by a JSON schema that allows only the
+    choices.
     """
 
     continues_turns = False
@@ -121,12 +112,6 @@ class OpenAIRequests(ScorelessBackend):
     @abstractmethod
     async def ask(self, body: Json, watch: Watch | None) -> Json:
         """Send a chat (a body with "messages") or a completion, and return the whole answer."""
-
-    @property
-    def scoreless_methods(self) -> tuple[ChoicesMethod, ...]:  # type: ignore[override]
-        if self.is_chat_model:
-            return (token_length_normalized,)
-        return (token_length_normalized, greedy_token_selection)
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
@@ -193,70 +178,10 @@ class OpenAIRequests(ScorelessBackend):
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ChoiceAnswer:
         body = self.prompt_body(prompt)
-        if isinstance(prompt, TextPrompt):
-            return await self._choose_by_tokens(prompt, choices)
+        if not self.is_chat_model:
+            self.refuse("select on a completion model", "use a chat model, or gen")
         body["response_format"] = response_format(choice_schema(choices))
         return await self.choose(body, choices, "a JSON schema that allows nothing else")
-
-    async def _choose_by_tokens(self, prompt: TextPrompt, choices: tuple[str, ...]) -> ChoiceAnswer:
-        """Follow the most likely token wherever the choices differ, with one call each time."""
-        encoding = await asyncio.to_thread(self._encoding)
-        self.warn_that_it_chooses("the most likely token wherever the choices differ")
-        prefix = encoding.encode(prompt.text, disallowed_special=()) or [encoding.eot_token]
-        ids = [tuple(encoding.encode(choice, disallowed_special=())) for choice in choices]
-        self._refuse_prefixes(ids, choices)
-        left = list(range(len(choices)))
-        usage, position = Usage(), 0
-        while len({ids[i] for i in left}) > 1:
-            tokens = list(dict.fromkeys(ids[i][position] for i in left))
-            if len(tokens) > 1:
-                body: Json = {
-                    "prompt": [*prefix, *ids[left[0]][:position]],
-                    "max_tokens": 1,
-                    "temperature": 0.0,
-                    "logit_bias": {str(token): 100 for token in tokens},
-                }
-                (answer, *_), cost = await self.texts(body, None)
-                usage += cost
-                token = self._token_of(answer.text, tokens, encoding)
-                left = [i for i in left if ids[i][position] == token]
-            position += 1
-        return ChoiceAnswer(left[0], usage)
-
-    def _encoding(self) -> Encoding:
-        """The model's tokenizer. May download it, and blocks meanwhile."""
-        try:
-            import tiktoken
-
-            return tiktoken.encoding_for_model(self.model)
-        except Exception as error:
-            reason = "tiktoken is not installed" if isinstance(error, ImportError) else str(error)
-            self.refuse(
-                f"select on the completion model {self.model}",
-                f"it needs the model's tokenizer from tiktoken ({reason}); use a chat model, or "
-                f"gen",
-            )
-
-    def _refuse_prefixes(self, ids: list[tuple[int, ...]], choices: tuple[str, ...]) -> None:
-        """Refuse choices of which one is a prefix of another: their ends cannot be compared."""
-        for short, short_ids in zip(choices, ids, strict=True):
-            for long, long_ids in zip(choices, ids, strict=True):
-                if short_ids != long_ids and short_ids == long_ids[: len(short_ids)]:
-                    self.refuse(
-                        f"select between {short!r} and {long!r}, which begins with it,",
-                        "end every choice with something that makes them differ, such as a newline",
-                    )
-
-    def _token_of(self, text: str, tokens: list[int], encoding: Encoding) -> int:
-        """The one of `tokens` whose text is `text`."""
-
-        def text_of(token: int) -> str:
-            return str(encoding.decode_single_token_bytes(token).decode(errors="replace"))
-
-        found = [token for token in tokens if text_of(token) == text]
-        if len(found) != 1:
-            raise BackendError(f"{self.name} continued with {text!r}, which is none of the choices")
-        return found[0]
 
 
 class OpenAI(OpenAIRequests, OpenAIMedia):
@@ -267,8 +192,8 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
     apply. `is_chat_model` says whether `model` is for chats or completes text. By default that
     depends on its name: OpenAI's instruct models, davinci-002 and babbage-002 complete text.
 
-    `select` lets the model choose, without scores: a chat model by a JSON schema that allows only
-    the choices, a completion model token by token. Options at the API's defaults are not sent to
+    `select` lets a chat model choose, without scores, by a JSON schema that allows only the
+    choices. Options at the API's defaults are not sent to
     OpenAI itself, because its reasoning models reject them. Other servers may have other defaults
     and are sent all options.
     """
@@ -307,8 +232,7 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
         )
 
     async def ask(self, body: Json, watch: Watch | None) -> Json:
-        path = "chat/completions" if "messages" in body else "completions"
-        return await self.post(path, {"model": self.model, **self.adapted(body)}, watch)
+        return await self.post({"model": self.model, **self.adapted(body)}, watch)
 
     async def model_name(self) -> str:
         return self.model

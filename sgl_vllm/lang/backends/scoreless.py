@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from sgl_vllm.lang.backends.base import Json
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.service import ServiceBackend
+from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.constraints import JSON_SCHEMA
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.prompts import Prompt
@@ -26,6 +27,8 @@ _NAMES_IN_GEN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 class ScorelessBackend(ServiceBackend):
     """A service that only generates text."""
+
+    scoreless_methods = (token_length_normalized,)
 
     def refuse_options(self, sampling: Sampling, lacking: Mapping[str, str]) -> None:
         """Raise UnsupportedError for the first option in `lacking` that is not at its default.

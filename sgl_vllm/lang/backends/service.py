@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar  # Any: JSON
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar  # Any: JSON
 
 from sgl_vllm.lang.backends.base import Backend, Json, logger
 from sgl_vllm.lang.backends.requests import Watch
@@ -181,6 +181,33 @@ def _message_in(body: object) -> Any:  # any JSON: it is only shown
         return None
     inner = body.get("error")
     return body.get("message") or body.get("detail") or (_message_in(inner) if inner else None)
+
+
+class Once(Generic[T]):
+    """An answer that is requested when it is first needed, on one event loop.
+
+    Callers that come while it is being requested share the answer, or the failure. After a
+    failure, the next caller asks again.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._ask = ask
+        self._task: asyncio.Task[T] | None = None
+
+    async def answer(self) -> T:
+        if self._task is None or (self._task.done() and not _succeeded(self._task)):
+            self._task = asyncio.create_task(self._ask())
+            self._task.add_done_callback(_succeeded)  # marks a failure as seen for asyncio
+        return await asyncio.shield(self._task)
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether there is an answer, or one may still arrive."""
+        return self._task is not None
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is None
 
 
 # --- official clients ----------------------------------------------------------------------------

@@ -17,25 +17,7 @@ from urllib.parse import urlencode
 
 from sgl_vllm.lang.backends.base import Json, program_id
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher
-from sgl_vllm.lang.backends.on_vllm import (
-    ONE_TOKEN,
-    Once,
-    OnVLLM,
-    generation_body,
-    has_media,
-    missed_by_cause,
-    with_report,
-)
-from sgl_vllm.lang.backends.openai_api import (
-    logprobs_of,
-    path_of,
-    prompt_body,
-    prompt_rows,
-    prompt_tokens,
-    read_generated,
-    read_usage,
-    sampling_body,
-)
+from sgl_vllm.lang.backends.openai_api import read_generated, read_usage, sampling_body
 from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.backends.requests import (
     GenAnswer,
@@ -46,18 +28,28 @@ from sgl_vllm.lang.backends.requests import (
     Watch,
     no_hints,
 )
-from sgl_vllm.lang.backends.service import Connection
-from sgl_vllm.lang.errors import BackendError, UnsupportedError
+from sgl_vllm.lang.backends.service import Connection, Once
+from sgl_vllm.lang.backends.vllm_requests import (
+    ONE_TOKEN,
+    ScoringByPrompts,
+    choices_of,
+    generation_body,
+    has_media,
+    logprobs_of,
+    missed_by_cause,
+    prompt_body,
+    prompt_rows,
+    prompt_tokens,
+    with_report,
+)
+from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
+from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.hints import Hints, write_hints
-from sgl_vllm.protocol.request_keys import PROGRAM
-from sgl_vllm.protocol.scoring import (
-    MAX_CONTINUATIONS,
-    ChoiceTokens,
-    all_answers,
-)
+from sgl_vllm.protocol.request_keys import AHEAD, PROGRAM
+from sgl_vllm.protocol.scoring import all_answers
 
 _request_numbers = itertools.count(1)
 
@@ -81,7 +73,7 @@ class _KnownServer:
         self.cached_block_size = 1  # `Usage.cached_block_size` without a salt
 
 
-class VLLM(OnVLLM, OpenAIMedia):
+class VLLM(OpenAIMedia):
     """A vLLM server at `base_url` (with or without a final ``/v1``).
 
     Nothing is sent before the first program runs. `model` is by default the first one that the
@@ -91,6 +83,8 @@ class VLLM(OnVLLM, OpenAIMedia):
     with requests of the same salt. `chat_template_kwargs` are what the model's chat template takes,
     such as ``{"enable_thinking": False}``.
     """
+
+    tells_tokens = True
 
     advice_on_no_answer = (
         "is the URL right, and is the server running? Start one with "
@@ -131,34 +125,41 @@ class VLLM(OnVLLM, OpenAIMedia):
 
     # --- the interface of a backend --------------------------------------------------------------
 
-    async def generate_texts(self, request: GenRequest) -> GenAnswer:
-        """Called by `OnVLLM.generate`."""
-        n, prompt_from = request.sampling.n, request.sampling.prompt_logprobs_from
-        body = generation_body(request, chat=isinstance(request.prompt, ChatPrompt))
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        """At temperature 0, all `n` texts are equal. vLLM then refuses more than one, so that one
+        is generated."""
+        sampling, copies = request.sampling, 1
+        if sampling.temperature == 0 and sampling.n:
+            copies, sampling = sampling.n, replace(sampling, n=1)
+        prompt_from = sampling.prompt_logprobs_from
+        body = generation_body(replace(request, sampling=sampling))
         # vLLM does not stream the log-probabilities of a prompt.
         watch = request.watch if prompt_from is None else None
         answer = await self._run_model(request.prompt, body, watch, request.hints)
         with self.reading():
             texts = [read_generated(choice) for choice in answer["choices"]]
-            if len(texts) != (n or 1):
-                raise ValueError(f"{len(texts)} texts instead of {n}")
+            if len(texts) != (sampling.n or 1):
+                raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
             usage = with_report(texts, self._usage(answer), answer.get("kv_transfer_params"))
             prompt_logprobs = () if prompt_from is None else prompt_tokens(answer, prompt_from)
         if request.watch is not None and watch is None:
             request.watch(texts[0].text, usage.completion_tokens)
-        return GenAnswer(tuple(texts), usage, prompt_logprobs, answer.get("id"))
+        return GenAnswer(tuple(texts) * copies, usage, prompt_logprobs, answer.get("id"))
 
     async def warm(self, prompt: Prompt) -> Usage:
         answer = await self._run_model(prompt, ONE_TOKEN)
         with self.reading():
             return self._usage(answer)
 
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        return (await self.compute([prompt], asked={AHEAD: 1}))[1]
+
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
         """One request to a server with the plugin, several to a server without, and after media."""
         plugin = await self._may_use_plugin()
-        if plugin and len(choices) <= MAX_CONTINUATIONS and not has_media(prompt):
+        if plugin and len(choices) <= scoring.MAX_CONTINUATIONS and not has_media(prompt):
             body = {
                 **await self._common(),
                 "prompt": self._prompt_body(prompt),
@@ -175,10 +176,27 @@ class VLLM(OnVLLM, OpenAIMedia):
                     raise
             else:
                 with self.reading():
-                    return self._scores(answer)
-        return await super().score(
-            prompt, choices, unconditional=unconditional, warm=warm and plugin
+                    costs = (self._usage({"usage": usage}) for usage in answer["usages"])
+                    return ScoreAnswer(choices_of(answer), sum(costs, Usage()))
+        warm |= has_media(prompt)  # and learn how many tokens the model reads
+        return await self.score_by_prompts(prompt, choices, unconditional, warm and plugin)
+
+    async def score_by_prompts(
+        self, prompt: Prompt, choices: Sequence[str], unconditional: bool, warm: bool
+    ) -> ScoreAnswer:
+        """`score` over vLLM's own routes."""
+        continued = [prompt.extended(choice) for choice in choices]
+        (prefix_ids, *full_ids), costs = await self.tokenized([prompt, *continued])
+        model: scoring.Model[Usage] = ScoringByPrompts(
+            self.compute, self.begin_ids, prompt, continued, prefix_ids, full_ids
         )
+        try:
+            scored = await scoring.score(
+                model, prefix_ids, full_ids, unconditional=unconditional, warm=warm
+            )
+        except scoring.NothingToScoreError as error:
+            raise BackendError(str(error)) from None
+        return ScoreAnswer(scored.choices, sum((*costs, *scored.costs), Usage()))
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self._may_use_plugin():
@@ -197,9 +215,7 @@ class VLLM(OnVLLM, OpenAIMedia):
 
     async def aflush_cache(self) -> None:
         if not await self.has_plugin():
-            raise UnsupportedError(
-                self.name, "flush_cache", "start it with `vllm serve MODEL --plugin sgl_vllm`"
-            )
+            self.refuse("flush_cache", "start it with `vllm serve MODEL --plugin sgl_vllm`")
         await self.call(f"{self.url}/v1/sgl/flush_cache", {})
 
     async def server_info(self) -> ServerInfo:
@@ -232,19 +248,31 @@ class VLLM(OnVLLM, OpenAIMedia):
     # --- tokens and log-probabilities ------------------------------------------------------------
 
     async def begin_ids(self) -> list[int]:
+        """What the tokenizer puts before any text: one token, or nothing."""
         return await self._server().begin_ids.answer()
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, as `generate` reads it."""
         body = {"model": await self.model_name(), **self._prompt_body(prompt)}
         answer = await self.call(f"{self.url}/tokenize", body)
         with self.reading():
             return [int(token) for token in answer["tokens"]]
 
+    async def ids_of_empty_prompt(self) -> list[int]:
+        """The tokens to send for a prompt without text, which vLLM rejects."""
+        ids = await self.begin_ids()
+        if not ids:
+            raise BackendError(
+                "the prompt is empty, and the model's tokenizer has no beginning-of-text token to "
+                "start from: put some text before this"
+            )
+        return ids
+
     async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
-        """If a gateway does not tokenize (Ray Serve LLM), each prompt's tokens come with one
-        generated token."""
+        """The tokens of each prompt, and the cost of obtaining them: if a gateway does not tokenize
+        (Ray Serve LLM), they come with one generated token each."""
         try:
-            return await super().tokenized(prompts)
+            return await all_answers([self.tokenize(prompt) for prompt in prompts]), []
         except BackendError as error:
             if error.status not in (400, 404, 405, 422):
                 raise
@@ -258,29 +286,28 @@ class VLLM(OnVLLM, OpenAIMedia):
             ids = [[int(token) for token in tokens] for tokens in found]
             return ids, [self._usage(answer) for answer in answers]
 
-    async def next_token_logprobs(
-        self, ids: list[int], tokens: list[int]
-    ) -> tuple[list[float], list[Usage]] | None:
-        """None: only the server's route knows which kind of log-probabilities it returns."""
-        return None
-
     async def compute(
         self,
         prompts: Sequence[Prompt] | Sequence[list[int]],
         endings: Sequence[list[int]] = (),
         asked: Json | None = None,
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        """Tokens are one request, prompts one each, not parts of a batch, so that each can be
-        canceled."""
+        """Have the model read prompts, or their tokens, so that they are cached.
+
+        Returns the cost, and the log-probabilities of the last tokens of each prompt, which are
+        `endings`, if there are any. `asked` is for the plugin: with `SCORE_FROM`, what is before
+        that token of a prompt may be read from the cache. Tokens are one request, prompts one each,
+        not parts of a batch, so that each can be canceled.
+        """
         body: Json = {**ONE_TOKEN, "vllm_xargs": asked} if asked else {**ONE_TOKEN}
         if endings:
             body["prompt_logprobs"] = 0
         texts = [one for one in prompts if not isinstance(one, list)]
-        sent = [(path_of(one), await self._with_prompt(one, body)) for one in texts]
+        sent = [await self._with_prompt(one, body) for one in texts]
         if not texts:
             ids = prompts if endings else prompts[0]
-            sent = [("completions", await self._with_program({"prompt": ids, **body}))]
-        answers = await all_answers([self.post(*one) for one in sent])
+            sent = [await self._with_program({"prompt": ids, **body})]
+        answers = await all_answers([self.post(one) for one in sent])
         with self.reading():
             usage = sum(map(self._usage, answers), Usage())
             if not endings:
@@ -288,24 +315,9 @@ class VLLM(OnVLLM, OpenAIMedia):
             found = [rows for answer in answers for rows in prompt_rows(answer)]
             return [logprobs_of(*one) for one in zip(found, endings, strict=True)], usage
 
-    # --- costs -----------------------------------------------------------------------------------
-
     def _usage(self, answer: Json) -> Usage:
         size = 1 if self._salt else self._server().cached_block_size
         return replace(read_usage(answer), cached_block_size=size)
-
-    def _scores(self, answer: Json) -> ScoreAnswer:
-        """The answer of `/v1/sgl/score`."""
-        choices = tuple(
-            ChoiceTokens(
-                tuple(int(token) for token in choice["token_ids"]),
-                tuple(float(logprob) for logprob in choice["logprobs"]),
-                None if (alone := choice["unconditional_logprobs"]) is None else tuple(alone),
-            )
-            for choice in answer["choices"]
-        )
-        costs = (self._usage({"usage": usage}) for usage in answer["usages"])
-        return ScoreAnswer(choices, sum(costs, Usage()))
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -317,18 +329,16 @@ class VLLM(OnVLLM, OpenAIMedia):
         hints: Callable[[], Hints] = no_hints,
     ) -> Json:
         body = await self._with_prompt(prompt, body, hints)
-        path = path_of(prompt)
         try:
             if watch is None:
-                return await self.post_batched(path, body)
+                return await self.post_batched(body)
             await self._may_use_plugin()  # which says how cached tokens are counted
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-            return await self.post(path, body, watch)
+            return await self.post(body, watch)
         except BackendError as error:
             if _TRUST_MEDIA_OPTIONS not in str(error):
                 raise
-        raise UnsupportedError(
-            self.name,
+        self.refuse(
             "num_frames of a video",
             f"start the server with {_TRUST_MEDIA_OPTIONS}, or leave num_frames out: the server "
             f"then chooses",
@@ -344,8 +354,13 @@ class VLLM(OnVLLM, OpenAIMedia):
         body = await self._with_program({**self._prompt_body(prompt), **body}, hints)
         if prompt == TextPrompt(""):  # vLLM rejects an empty string, but not its tokens
             body["prompt"] = await self.ids_of_empty_prompt()
-        if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
-            body["media_io_kwargs"] = media
+        frames = {m.num_frames for m in prompt.media} if has_media(prompt) else set()
+        if len(frames := frames - {None}) > 1:
+            self.refuse(
+                "videos with different num_frames in one prompt", "use the same num_frames for all"
+            )
+        if frames:
+            body["media_io_kwargs"] = {"video": {"num_frames": frames.pop()}}
         return body
 
     def _prompt_body(self, prompt: Prompt) -> Json:
@@ -370,13 +385,13 @@ class VLLM(OnVLLM, OpenAIMedia):
             body["vllm_xargs"] = {**written, **body.get("vllm_xargs", {})}
         return body
 
-    async def post_batched(self, path: str, body: Json) -> Json:
+    async def post_batched(self, body: Json) -> Json:
         """On a server with the plugin, requests made at the same moment are sent as one."""
         if not await self._may_use_plugin():
-            return await self.post(path, body)
+            return await self.post(body)
         try:
             async with asyncio.timeout(self.timeout_s):
-                status, answer = await self._server().batcher.post(path, body)
+                status, answer = await self._server().batcher.post(body)
         except BackendError:
             raise
         except Exception as error:

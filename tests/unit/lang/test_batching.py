@@ -120,11 +120,11 @@ class Bench:
         self.client = client
         self.batcher = Batcher(client, self.post_one, timeout_s=TIMEOUT_S, retry=retry)
 
-    async def post_one(self, path: str, body: Body) -> Body:
-        return await self.client.post(f"/{path}", cast_to=Body, body=body)
+    async def post_one(self, body: Body) -> Body:
+        return await self.client.post("/completions", cast_to=Body, body=body)
 
     async def post(self, name: Any, **body: Any) -> tuple[int, Body]:
-        return await self.batcher.post("completions", {"name": name, **body})
+        return await self.batcher.post({"name": name, **body})
 
     def start(self, name: Any, **body: Any) -> asyncio.Task[tuple[int, Body]]:
         return asyncio.create_task(self.post(name, **body))
@@ -411,14 +411,14 @@ def test_every_post_ends_and_nothing_is_left(batches, posts, retry):
         async def abort(self, ids: list[str]) -> None:
             """Aborts are best effort."""
 
-    async def post_one(path: str, body: Body) -> Body:
+    async def post_one(body: Body) -> Body:
         await asyncio.sleep(0)
         return {"alone": True}
 
     async def one(batcher: Batcher, start: int, patience: int) -> Any:
         for _ in range(start):
             await asyncio.sleep(0)
-        posting = asyncio.create_task(batcher.post("completions", {}))
+        posting = asyncio.create_task(batcher.post({}))
         for _ in range(patience):
             await asyncio.sleep(0)
         if patience < 10:

@@ -7,9 +7,6 @@ import logging
 
 import pydantic
 import pytest
-import tiktoken
-import tiktoken.model
-import tiktoken.registry
 from fastapi.responses import PlainTextResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,17 +38,6 @@ def chat(service):
 @pytest.fixture
 def completer(service):
     return OpenAI("davinci-002", base_url=f"{service.url}/v1", timeout_s=10, max_retries=0)
-
-
-@pytest.fixture
-def tiny_tokenizer(monkeypatch):
-    """Gives davinci-002 a tokenizer of bytes in which " no" is also one token."""
-    ranks = {bytes([i]): i for i in range(256)} | {b" n": 256, b" no": 257}
-    encoding = tiktoken.Encoding(
-        "tiny", pat_str=r"(?s:.+)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300}
-    )
-    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "tiny", encoding)
-    monkeypatch.setitem(tiktoken.model.MODEL_TO_ENCODING, "davinci-002", "tiny")
 
 
 @sgl.function
@@ -359,34 +345,10 @@ def pick_text(s, choices, method=None):
     s += "Well" + sgl.select("pick", choices, choices_method=method)
 
 
-@pytest.mark.usefixtures("tiny_tokenizer")
-def test_a_completion_model_chooses_token_by_token_where_choices_part(service, completer):
-    wanted = iter([" ", "b"])
-    service.reply = lambda body: next(wanted)
-    state = pick_text.run([" no", " xa", " xb"], backend=completer)
-    assert state["pick"] == " xb"
-    first, second = service.bodies
-    prefix = list(b"Well")
-    assert first["prompt"] == prefix and first["max_tokens"] == 1
-    assert first["logit_bias"] == {"257": 100, "32": 100}
-    assert second["prompt"] == [*prefix, *b" x"]
-    assert second["logit_bias"] == {str(ord("a")): 100, str(ord("b")): 100}
-    assert state.usage.calls == 2
-
-
-@pytest.mark.usefixtures("tiny_tokenizer")
-def test_a_completion_model_chooses_greedily_or_not_at_all(service, completer):
-    service.reply = lambda body: "y"
-    assert pick_text.run(["x", "y"], sgl.greedy_token_selection, backend=completer)["pick"] == "y"
-    unknown = OpenAI("unheard-of", base_url=f"{service.url}/v1", is_chat_model=False)
-    gain = sgl.unconditional_likelihood_normalized
-    for choices, method, backend, message in (
-        (["x", "y"], gain, completer, "select by Unconditional"),
-        (["x", "xy"], None, completer, "'x' and 'xy'"),  # nothing tells their ends apart
-        (["x", "y"], None, unknown, "needs the model's tokenizer from tiktoken"),
-    ):
-        with pytest.raises(sgl.ProgramError, match=message):
-            pick_text.run(choices, method, backend=backend)
+def test_a_completion_model_cannot_choose(service, completer):
+    with pytest.raises(sgl.ProgramError, match="select on a completion model is not supported"):
+        pick_text.run(["x", "y"], backend=completer)
+    assert service.requests == []
 
 
 # --- speculation ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What all hosted services have in common: streams, retries, errors, and choices without scores.
 
-Also the packages that backends need, and what an engine in this process says of a failure.
+Also the packages that backends need.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.responses import PlainTextResponse
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.engine import raise_if_failed
 from tests.unit.lang.services import (
     ANTHROPIC_ROUTES,
     OPENAI_ROUTES,
@@ -241,28 +239,9 @@ def test_an_address_without_a_server_is_an_error_that_names_it(kind):
         ask.run("Why?", backend=backend)
 
 
-@pytest.mark.parametrize(
-    ("finish_reason", "stop_reason", "status", "message"),
-    [
-        ("error", "too large", 400, "my engine refused the request: too large"),
-        ("error", None, None, "my engine failed"),
-        *((reason, None, None, None) for reason in (None, "stop", "length")),
-    ],
-)
-def test_a_failure_of_an_engine_in_process_is_an_error(finish_reason, stop_reason, status, message):
-    one = SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason)
-    output: Any = SimpleNamespace(outputs=[one])
-    if message is None:
-        raise_if_failed(output, "my engine")
-        return
-    with pytest.raises(sgl.BackendError, match=message) as error:
-        raise_if_failed(output, "my engine")
-    assert error.value.status == status
-
-
 # --- packages ------------------------------------------------------------------------------------
 
-HEAVY = {"anthropic", "httpx", "litellm", "openai", "pydantic", "tiktoken", "torch", "vllm"}
+HEAVY = {"anthropic", "httpx", "litellm", "openai", "pydantic", "torch", "vllm"}
 
 MAKE_ALL = """
 import sys

@@ -1,4 +1,4 @@
-# [routes, engine_backend]
+# [routes]
 from vllm.sampling_params import SamplingParams as SamplingParams
 
 __version__: str

@@ -1,4 +1,4 @@
-# [routes, engine_backend]
+# [routes]
 class VLLMClientError(Exception): ...
 
 class VLLMValidationError(VLLMClientError):  # [routes, format_checks]

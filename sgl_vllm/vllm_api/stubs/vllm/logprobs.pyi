@@ -1,10 +1,3 @@
-# [routes, engine_backend]
-from collections.abc import Sequence
-
+# [routes]
 class Logprob:
     logprob: float
-    decoded_token: str | None  # [engine_backend]
-
-LogprobsOnePosition = dict[int, Logprob]
-PromptLogprobs = Sequence[LogprobsOnePosition | None]
-SampleLogprobs = Sequence[LogprobsOnePosition]

@@ -2,7 +2,7 @@ from enum import Enum
 from typing import Any
 
 class SamplingParams:
-    def __init__(  # [routes, engine_backend, self_check]
+    def __init__(  # [routes, self_check]
         self,
         *,
         n: int = ...,
@@ -29,9 +29,8 @@ class SamplingParams:
     ) -> None: ...
 
     extra_args: dict[str, Any] | None
-    n: int  # [engine_backend]
-    structured_outputs: StructuredOutputsParams | None  # [engine_backend, format_checks]
-    output_kind: RequestOutputKind  # [jump_forward, engine_backend]
+    structured_outputs: StructuredOutputsParams | None  # [format_checks]
+    output_kind: RequestOutputKind  # [jump_forward]
     max_tokens: int | None  # [rank_routing]
     prompt_logprobs: int | None  # [jump_forward, select]
     prompt_logprob_token_ids: object | None  # [jump_forward]
@@ -65,12 +64,11 @@ class SamplingParams:
     @property
     def eos_token_id(self) -> int | None: ...  # [jump_forward]
 
-class RequestOutputKind(Enum):  # [jump_forward, engine_backend]
-    CUMULATIVE = ...  # [engine_backend]
+class RequestOutputKind(Enum):  # [jump_forward]
     DELTA = ...
     FINAL_ONLY = ...
 
-class StructuredOutputsParams:  # [engine_backend, format_checks, self_check]
+class StructuredOutputsParams:  # [format_checks, self_check]
     def __init__(
         self,
         *,

@@ -44,9 +44,9 @@ class ModelConfig:
     runner_type: str  # [self_check]
     skip_tokenizer_init: bool  # [fsm, jump_forward]
     logits_processors: list[str | type] | None  # [jump_forward]
-    logprobs_mode: str  # [jump_forward, routes, engine_backend]
-    max_model_len: int  # [radix, routes, engine_backend, self_check, approximate_reuse]
-    multimodal_config: MultiModalConfig | None  # [engine_backend, jump_forward]
+    logprobs_mode: str  # [jump_forward, routes]
+    max_model_len: int  # [radix, routes, self_check, approximate_reuse]
+    multimodal_config: MultiModalConfig | None  # [jump_forward]
 
     @property
     def is_encoder_decoder(self) -> bool: ...  # [self_check, jump_forward]
@@ -61,10 +61,8 @@ class ModelConfig:
     @property
     def is_moe(self) -> bool: ...  # [preview]
     def get_vocab_size(self) -> int: ...  # [fsm, jump_forward, self_check]
-    def get_diff_sampling_param(self) -> dict[str, Any]: ...  # [engine_backend]
 
 class MultiModalConfig:
-    media_io_kwargs: dict[str, dict[str, Any]]  # [engine_backend]
     mm_processor_cache_type: str  # [jump_forward]
 
     def is_multimodal_pruning_enabled(self) -> bool: ...  # [jump_forward]

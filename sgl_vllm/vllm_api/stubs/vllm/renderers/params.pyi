@@ -1,17 +1,4 @@
-# [routes, engine_backend]
-from typing import Any, Self
-
-class ChatParams:  # [engine_backend]
-    def __init__(
-        self,
-        *,
-        chat_template_kwargs: dict[str, Any] = ...,
-        media_io_kwargs: dict[str, dict[str, Any]] | None = ...,
-    ) -> None: ...
-    def with_defaults(
-        self, *, default_media_io_kwargs: dict[str, dict[str, Any]] | None = ...
-    ) -> Self: ...
-
+# [routes]
 class TokenizeParams:
     def __init__(
         self,

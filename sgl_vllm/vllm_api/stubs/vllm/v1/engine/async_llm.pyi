@@ -14,7 +14,7 @@ class InputStreamError(Exception):  # [routes]
 class AsyncLLM(EngineClient):
     vllm_config: VllmConfig
     model_config: ModelConfig
-    engine_core: AsyncMPClient  # [routes, engine_backend]
+    engine_core: AsyncMPClient  # [routes]
     input_processor: InputProcessor  # [format_checks]
     output_processor: OutputProcessor  # [routes]
 
@@ -25,5 +25,6 @@ class AsyncLLM(EngineClient):
     async def add_request(  # [routes, format_checks]
         self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any: ...
+    async def get_supported_tasks(self) -> tuple[str, ...]: ...
     async def reset_prefix_cache(self) -> bool: ...
     def shutdown(self, timeout: float | None = ...) -> None: ...  # [routes, engine_backend]

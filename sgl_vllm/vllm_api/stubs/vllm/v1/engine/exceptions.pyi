@@ -1,2 +1,2 @@
-# [routes, engine_backend]
+# [routes]
 class EngineDeadError(Exception): ...
