@@ -6,44 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+RECORDED = Path(__file__).parents[1] / "benchmarks/results/cpu/multi_chain-ablations.json"
 HOSTILE = (
     '<script>document.title = "taken"</script><img src=x onerror="document.title=1"> | $x_1$ &'
 )
-
-_FIGURES = {
-    "throughput_programs_s": 10.0,
-    "output_tokens_s": 100.0,
-    "latency_p50_s": 1.0,
-    "latency_p99_s": 2.0,
-    "ttft_p50_s": 0.2,
-    "ttft_p99_s": 0.8,
-    "forward_passes": 1000,
-    "prompt_tokens": 8000,
-    "computed_prompt_tokens": 6000,
-    "cached_prompt_tokens": 2000,
-    "forced_tokens": 0,
-    "undecided_tokens": 640,
-    "output_tokens": 640,
-    "num_requests": 64,
-    "preemptions": 0,
-    "wall_s": 6.4,
-    "client_cpu_s": 0.5,
-    "server_cpu_s": 12.0,
-}
-
-
-def _sgl_figures(ratio: float) -> dict[str, Any]:
-    return {
-        **_FIGURES,
-        "throughput_programs_s": 10.0 * ratio,
-        "latency_p50_s": _FIGURES["latency_p50_s"] / ratio,
-        "ttft_p50_s": _FIGURES["ttft_p50_s"] / ratio,
-        "ttft_p99_s": _FIGURES["ttft_p99_s"] / ratio,
-        "forward_passes": 500,
-        "computed_prompt_tokens": 3000,
-        "cached_prompt_tokens": 5000,
-        "wall_s": _FIGURES["wall_s"] / ratio,
-    }
 
 
 def result(
@@ -53,44 +19,33 @@ def result(
     apart: float = 0.01,
     concurrency: int = 8,
 ) -> dict[str, Any]:
-    """Three rounds with every key; their ratios lie within `apart`, a share, of `ratio`."""
+    """A recorded result with three other rounds: their ratios lie within `apart`, a share, of
+    `ratio`, and half the passes and tokens are computed."""
+    content: dict[str, Any] = json.loads(RECORDED.read_text())
+    stock = {**content["arms"]["stock"], "forward_passes": 1000, "computed_prompt_tokens": 6000}
+    del stock["rounds"]
+
+    def sgl(ratio: float) -> dict[str, Any]:
+        times = {key: stock[key] / ratio for key in stock if key.endswith("_s") and "p" in key}
+        throughput = stock["throughput_programs_s"] * ratio
+        counts = {"forward_passes": 500, "computed_prompt_tokens": 3000}
+        return {**stock, **times, **counts, "throughput_programs_s": throughput}
+
+    def ratios(ratio: float) -> dict[str, float]:
+        return dict.fromkeys(("throughput", "latency_p50", "ttft_p99"), ratio)
+
     of_rounds = [ratio, ratio * (1 - apart), ratio * (1 + apart)]
-    return {
+    return content | {
         "workload": workload,
         "model": model,
-        "requests": 64,
         "arms": {
-            "stock": {**_FIGURES, "rounds": [dict(_FIGURES) for _ in of_rounds]},
-            "sgl": {**_sgl_figures(ratio), "rounds": [_sgl_figures(one) for one in of_rounds]},
+            "stock": {**stock, "rounds": [stock] * 3},
+            "sgl": {**sgl(ratio), "rounds": [sgl(one) for one in of_rounds]},
         },
-        "ratio": dict.fromkeys(("throughput", "latency_p50", "ttft_p99"), ratio),
-        "gain": "Documents come first, and are the same for many questions.",
-        "ratio_of_rounds": [
-            dict.fromkeys(("throughput", "latency_p50", "ttft_p99"), one) for one in of_rounds
-        ],
-        "same_output": {"compared": 192, "equal": 190},
+        "ratio": ratios(ratio),
+        "ratio_of_rounds": [ratios(one) for one in of_rounds],
         "differences": [{"round_number": 1, "item": 3, "stock": "a cat", "sgl": "a dog"}],
-        "limits": {
-            "unique_prompt_tokens": 2500,
-            "prompt_tokens": 8000,
-            "output_tokens": 640,
-            "undecided_tokens": 600,
-            "sequences_at_once": concurrency,
-            "compute_bound": concurrency >= 8,
-            "best_hit_rate": 0.6875,
-        },
-        "score": {"stock": 0.5, "sgl": 0.51},
-        "ablations": [
-            {"name": "no_cache", "title": "no prefix cache", "figures": {}, "throughput": 0.4},
-            {"name": "fcfs", "title": "first come, first served", "throughput": 0.9},
-        ],
-        "parts": {"radix": "on", "schedule": "on"},
-        "server_args": ["--max-model-len", "4096"],
-        "started_here": True,
         "arguments": {"workload": workload, "model": model, "concurrency": concurrency},
-        "machine": {"processor": "a processor", "cores": 2, "accelerator": None},
-        "date": "2026-11-22T03:00:00",
-        "versions": {"vllm": "0.32.0 (cpu)", "sgl_vllm": "0.1.0"},
     }
 
 

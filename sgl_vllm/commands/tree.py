@@ -38,7 +38,6 @@ STYLES = {
     "in use": "blue",
     "pinned": "magenta",
     "evictable": "green",
-    "cached": "green",
     NOT_IN_TREE: "bright_black",
     "free": "dim",
 }
@@ -120,23 +119,14 @@ def draw(answer: Json, pins: list[Json], why_off: str = "") -> Group:
         parts += [_summary(engine), SpaceBar(engine), _space_legend(engine), *_programs(engine)]
         empty = not engine["nodes"] and not engine.get("isolated", {}).get("num_tokens")
         parts.append(Text("Nothing is cached yet.") if empty else draw_nodes(engine))
-        left_out = engine.get("nodes_left_out", 0)
-        if left_out:
-            parts.append(
-                Text(
-                    f"{plural(left_out, 'node')} farther from the root not shown: see --max-nodes",
-                    "dim",
-                )
-            )
+        if engine["nodes_left_out"]:
+            left_out = plural(engine["nodes_left_out"], "node")
+            text = f"{left_out} farther from the root not shown: see --max-nodes"
+            parts.append(Text(text, "dim"))
     for pin in pins:
-        parts.append(
-            Text.assemble(
-                ("pin ", "magenta"),
-                printable(str(pin["pin_id"])),
-                f"  {plural(pin['num_tokens'], 'token')}, {plural(pin['num_blocks'], 'block')}",
-                (f"  {age(pin['age_s'])}" if "age_s" in pin else "", "dim"),
-            )
-        )
+        size = f"{plural(pin['num_tokens'], 'token')}, {plural(pin['num_blocks'], 'block')}"
+        name, since = printable(str(pin["pin_id"])), (f"  {age(pin['age_s'])}", "dim")
+        parts.append(Text.assemble(("pin ", "magenta"), name, f"  {size}", since))
     return Group(*parts)
 
 
@@ -159,20 +149,17 @@ class SpaceBar:
 
 
 def space(engine: Json) -> dict[str, int]:
-    """The number of blocks by state. States that the server does not report are left out."""
-    held = engine.get("num_blocks", 0)
-    shares: dict[str, int] = {}
-    if "num_protected_blocks" in engine:
-        kept = engine["num_protected_blocks"]
-        pinned = min(engine.get("num_pinned_blocks", 0), kept)
-        shares |= {"in use": kept - pinned, "pinned": pinned}
-        shares["evictable"] = engine.get("num_evictable_blocks", held - kept)
-    else:
-        shares["cached"] = held
-    if "total_blocks" in engine and "free_blocks" in engine:
-        shares[NOT_IN_TREE] = max(0, engine["total_blocks"] - engine["free_blocks"] - held)
-        shares["free"] = engine["free_blocks"]
-    return shares
+    """The number of blocks by state."""
+    kept = engine["num_protected_blocks"]
+    pinned = min(engine["num_pinned_blocks"], kept)
+    used = engine["total_blocks"] - engine["free_blocks"]
+    return {
+        "in use": kept - pinned,
+        "pinned": pinned,
+        "evictable": engine["num_evictable_blocks"],
+        NOT_IN_TREE: max(0, used - engine["num_blocks"]),
+        "free": engine["free_blocks"],
+    }
 
 
 def _space_legend(engine: Json) -> Text:
@@ -180,8 +167,7 @@ def _space_legend(engine: Json) -> Text:
     for name, blocks in space(engine).items():
         if blocks or name != NOT_IN_TREE:
             line.append(f"{name} ", STYLES[name]).append(f"{blocks:,}  ")
-    total = f"of {engine['total_blocks']:,} blocks" if "total_blocks" in engine else "(blocks)"
-    return line.append(total, "dim")
+    return line.append(f"of {engine['total_blocks']:,} blocks", "dim")
 
 
 def _programs(engine: Json) -> list[Text]:
@@ -192,12 +178,9 @@ def _programs(engine: Json) -> list[Text]:
 
 
 def _summary(engine: Json) -> Text:
-    facts = [plural(engine["num_tokens"], "token"), plural(engine["num_nodes"], "node")]
-    if "policy" in engine:
-        facts.append(f"evicts by {engine['policy'].upper()}")
-    if "block_size" in engine:
-        facts.append(f"blocks of {engine['block_size']} tokens")
-    return Text(", ".join(facts), "bold")
+    tokens, nodes = plural(engine["num_tokens"], "token"), plural(engine["num_nodes"], "node")
+    policy, size = engine["policy"].upper(), engine["block_size"]
+    return Text(f"{tokens}, {nodes}, evicts by {policy}, blocks of {size} tokens", "bold")
 
 
 def draw_nodes(engine: Json, max_children: int = MAX_CHILDREN) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from benchmarks.ab.__main__ import main, parser
 from benchmarks.ab.client import run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan, plans_of
 from tests.unit.lang.conftest import RunningServer
+
+ARM_KEYS = (
+    *("throughput_programs_s", "output_tokens_s", "latency_p50_s", "latency_p99_s", "ttft_p50_s"),
+    *("ttft_p99_s", "forward_passes", "prompt_tokens", "computed_prompt_tokens"),
+    *("cached_prompt_tokens", "forced_tokens", "rounds"),
+)
 
 METRICS = """\
 vllm:num_requests_running 0
@@ -113,7 +120,15 @@ def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
     assert stock_arm["forward_passes"] == sgl_arm["forward_passes"] == 12  # no warm-up
     assert stock_arm["cached_prompt_tokens"] == 0 < sgl_arm["cached_prompt_tokens"]
     assert 0 < stock_arm["ttft_p50_s"] <= stock_arm["latency_p99_s"]
-    assert len(stock_arm["rounds"]) == 2
+    for arm in (stock_arm, sgl_arm):
+        assert arm.keys() >= {*ARM_KEYS} and len(arm["rounds"]) == 2
+        for key in ("throughput_programs_s", "latency_p50_s", "ttft_p99_s"):
+            assert arm[key] == statistics.median(one[key] for one in arm["rounds"])
+    assert content["ratio"] == {
+        "throughput": sgl_arm["throughput_programs_s"] / stock_arm["throughput_programs_s"],
+        "latency_p50": stock_arm["latency_p50_s"] / sgl_arm["latency_p50_s"],
+        "ttft_p99": stock_arm["ttft_p99_s"] / sgl_arm["ttft_p99_s"],
+    }
     limits = content["limits"]
     assert limits["prompt_tokens"] == limits["unique_prompt_tokens"] == stock_arm["prompt_tokens"]
     assert content["arguments"]["concurrency"] == 3
