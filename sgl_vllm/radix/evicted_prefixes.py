@@ -10,7 +10,7 @@ with why and when. Does not own what is cached (`tree.py`), nor what a miss is p
 
 What is cached again stays here, and counts only once it is evicted again: a lookup asks for what
 follows its match. So the answer is exact to the token. To remember the end of a sequence, the whole
-sequence is compared once, at memory speed.
+sequence is compared, at memory speed; but not again while one leaf goes block by block.
 """
 
 from __future__ import annotations
@@ -59,33 +59,28 @@ class EvictedPrefixes:
         self._names: dict[Node, Namespace] = {}
         self._evictions: OrderedDict[Node, Eviction] = OrderedDict()
         """Of each node of this tree, the last one. A node comes after those that continue it."""
+        self._last: tuple[Node, int, Node] | None = None
+        """Of the last eviction: the node of the other tree that lost its end or its child, where it
+        ends now, and the node here in which the eviction ended."""
 
     def begin(self, reason: Reason | None, now: float = 0.0) -> None:
         """What leaves the tree from now on does so for this reason. With None it is not remembered:
         its KV was wrong or never computed."""
         self._reason = reason if self.max_bytes else None
         self._now = now
+        if self._reason is None:
+            self._last = None
 
     def note(self, leaf: Node, begin: int) -> None:
         """A node of the tree is about to lose its tokens from `begin` on. Nothing continues it that
         was not noted before."""
         if self._reason is None:
             return
-        path, eviction = path_to(leaf), Eviction(self._reason, self._now)
-        tokens = b"".join([node.tokens for node in path])
-        parent = path[0].parent
-        assert parent is not None
-        node, matched = descend(self._root(self._namespaces[parent]), tokens, 0)
-        is_new = matched < leaf.end
-        if matched < node.end and (is_new or self._evictions[node].reason != eviction.reason):
-            node = self._split(node, matched)
-        if is_new:
-            rest = tokens[matched * TOKEN_BYTES :]
-            new = Node(node, matched, rest, [], 0)
-            node.children[rest[:TOKEN_BYTES]] = new
-            node = new
-            self._evictions[node] = eviction
-            self.num_bytes += NODE_BYTES + len(rest)
+        eviction = Eviction(self._reason, self._now)
+        node = self._remembered(leaf)
+        if leaf.end < node.end and self._evictions[node].reason != eviction.reason:
+            node = self._split(node, leaf.end)
+        self._last = (leaf if begin > leaf.start else leaf.parent, begin, node)
         while node.parent is not None:
             if node.end > begin:
                 # What is cached of a node as yet may count as evicted: no lookup asks for that.
@@ -96,6 +91,32 @@ class EvictedPrefixes:
             node = node.parent
         while self.num_bytes > self.max_bytes:
             self._forget_oldest()
+
+    def _remembered(self, leaf: Node) -> Node:
+        """The node here with the last token of `leaf`, whose tokens are added if they are new."""
+        if self._last is not None:
+            last_leaf, end, node = self._last
+            if last_leaf is leaf and end == leaf.end and node in self._evictions:
+                while node.start >= end:
+                    assert node.parent is not None
+                    node = node.parent
+                return node
+        path = path_to(leaf)
+        tokens = b"".join([node.tokens for node in path])
+        parent = path[0].parent
+        assert parent is not None
+        node, matched = descend(self._root(self._namespaces[parent]), tokens, 0)
+        if matched == leaf.end:
+            return node
+        if matched < node.end:
+            node = self._split(node, matched)
+        rest = tokens[matched * TOKEN_BYTES :]
+        new = Node(node, matched, rest, [], 0)
+        node.children[rest[:TOKEN_BYTES]] = new
+        assert self._reason is not None
+        self._evictions[new] = Eviction(self._reason, self._now)
+        self.num_bytes += NODE_BYTES + len(rest)
+        return new
 
     def of(self, namespace: Namespace, tokens: Tokens, position: int) -> list[tuple[int, Eviction]]:
         """What follows the first `position` of these tokens, which are cached, and was evicted: up

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from unittest.mock import Mock
 
 import pytest
 
+from sgl_vllm.radix import evicted_prefixes
 from sgl_vllm.radix.evicted_prefixes import NODE_BYTES
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.tokens import pack, unpack
@@ -113,7 +115,9 @@ def test_a_block_with_wrong_contents_is_not_remembered():
     assert evicted(tree, "", unpack(letters("abcdefgh"))) == []
 
 
-def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
+def test_a_leaf_that_goes_block_by_block_is_compared_once_and_remembered_in_one_piece(monkeypatch):
+    compared = Mock(wraps=evicted_prefixes.descend)
+    monkeypatch.setattr(evicted_prefixes, "descend", compared)
     clock = Clock()
     tree = RadixTree(4, clock=clock, max_evicted_bytes=1 << 20)
     put(tree, "abcdefghijklmnopqrst", [0, 1, 2, 3, 4])
@@ -124,6 +128,7 @@ def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
         assert cached == 20 - 4 * second
         ((end, eviction),) = tree.evictions.of("", letters("abcdefghijklmnopqrstu"), cached)
         assert (end, eviction.reason, int(eviction.at)) == (20, "evicted", second)
+    assert compared.call_count == 1 + 5  # once to remember it, and by each question
 
 
 def test_memory_is_bounded_also_with_many_namespaces():
