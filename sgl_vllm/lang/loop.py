@@ -21,24 +21,15 @@ from typing import Any, TypeVar  # Any: what a coroutine sends, what tools take 
 
 T = TypeVar("T")
 
-MAX_TOOL_THREADS = 512
-"""How many plain tools can run at a time; the others wait. Those of programs that a tool runs do
-not count."""
+MAX_THREADS = 512
+"""How many plain tools, and how many plain functions under `run_async`, can run at a time; the
+others wait. Those of programs that a function or a tool runs do not count."""
 
-MAX_BODY_THREADS = 512
-"""How many plain functions under `run_async` can run at a time; the others wait. Those that a
-function or a tool runs do not count."""
-
-_holds_tool_thread: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "sgl_vllm_holds_tool_thread", default=False
+_holds_thread: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sgl_vllm_holds_thread", default=False
 )
-"""Whether a thread for tools is taken until the code that runs here returns."""
-
-_holds_body_thread: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "sgl_vllm_holds_body_thread", default=False
-)
-"""The same for a thread for functions: inside of a function, and of a tool, for which the function
-that called it may wait."""
+"""Whether a thread may be taken until the code that runs here returns: inside of a function that
+has one, and of a tool, for which the function that called it may wait."""
 
 
 class BackgroundLoop:
@@ -46,8 +37,8 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._tool_threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
-        self._body_threads = ThreadPoolExecutor(MAX_BODY_THREADS, "sgl-vllm-function")
+        self._tool_threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-tool")
+        self._body_threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-function")
         self._callbacks: deque[Callable[[], object]] = deque()
         self._is_woken = False
         self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
@@ -84,22 +75,17 @@ class BackgroundLoop:
     async def call_tool(
         self, function: Callable[..., Any], /, *args: object, **kwargs: object
     ) -> Any:
-        """On the loop: call a tool, a plain function in a thread, and await what it returns.
-
-        The program's function may wait for it, so the functions that it runs need no free thread.
-        """
+        """On the loop: call a tool, a plain function in a thread, and await what it returns."""
         call = functools.partial(function, *args, **kwargs)
-        token = _holds_body_thread.set(True)
+        pool = None if _holds_thread.get() else self._tool_threads
+        token = _holds_thread.set(True)
         try:
-            if inspect.iscoroutinefunction(function):
-                value = call()
-            else:
-                pool = None if _holds_tool_thread.get() else self._tool_threads
-                value = await self._in_thread(pool, _holds_tool_thread, call)
+            is_async = inspect.iscoroutinefunction(function)
+            value = call() if is_async else await self._in_thread(pool, call)
             # Also of an object whose __call__ is a coroutine function.
             return await value if inspect.isawaitable(value) else value
         finally:
-            _holds_body_thread.reset(token)
+            _holds_thread.reset(token)
 
     async def in_body_thread(
         self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None
@@ -107,23 +93,18 @@ class BackgroundLoop:
         """On the loop: call a program's function in a thread, with the contextvars of the caller.
         The pool is separate from the tools', so that functions waiting for their tools cannot take
         all the threads tools need. A batch has a `pool` of its own."""
-        if pool is None and not _holds_body_thread.get():
+        if pool is None and not _holds_thread.get():
             pool = self._body_threads
-        return await self._in_thread(pool, _holds_body_thread, function)
+        return await self._in_thread(pool, function)
 
-    async def _in_thread(
-        self,
-        pool: ThreadPoolExecutor | None,
-        mark: contextvars.ContextVar[bool],
-        function: Callable[[], T],
-    ) -> T:
-        """Call a function in a thread, with the contextvars of the caller and `mark` set.
+    async def _in_thread(self, pool: ThreadPoolExecutor | None, function: Callable[[], T]) -> T:
+        """Call a function in a thread, with the contextvars of the caller.
 
         Without a pool, it gets a thread of its own: its caller holds one of the pool and waits, so
         functions that waited for another one of these could wait for each other forever.
         """
         context = contextvars.copy_context()
-        context.run(mark.set, True)
+        context.run(_holds_thread.set, True)
 
         def call() -> T:
             return context.run(_call_contained, function)
