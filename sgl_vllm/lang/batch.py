@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar  # Any: tqdm has no types
 
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.body import Body
+from sgl_vllm.lang.body import Body, Item
 from sgl_vllm.lang.loop import background_loop, new_future
-from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
+from sgl_vllm.lang.ordering import NOTHING_PLANNED
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.settings import global_config
@@ -29,9 +29,6 @@ T = TypeVar("T")
 
 AUTO_CONCURRENCY = 256
 """How many programs run at a time with num_threads="auto": vLLM's default batch size."""
-
-Item: TypeAlias = Mapping[str, object]
-"""The arguments of one run, by name."""
 
 Results: TypeAlias = Generator[ProgramState | BaseException, None, None]
 
@@ -54,8 +51,7 @@ class Batch:
 
     A task on the background loop starts the runs in the items' order: coroutine functions on that
     loop, plain functions in threads. Each item has its own copy of the contextvars that the batch
-    was started with. A run whose function has returned holds no thread. `shared_prefix` computes
-    what all prompts begin with, `plan_orders` the orders of their `any_order`s.
+    was started with. A run whose function has returned holds no thread.
     """
 
     body: Body
@@ -64,8 +60,6 @@ class Batch:
     items: Sequence[Item]
     concurrency: int
     timeout_s: float | None
-    shared_prefix: Callable[[Sequence[Item]], Transcript]
-    plan_orders: Callable[[Sequence[Item]], PlannedOrders]
 
     def __post_init__(self) -> None:
         self._planned_orders = NOTHING_PLANNED
@@ -130,14 +124,14 @@ class Batch:
     def _trace(self) -> Transcript:
         """What all prompts begin with. The functions that are traced may raise anything."""
         with contextlib.suppress(BaseException):
-            self._planned_orders = self.plan_orders(self.items)
+            self._planned_orders = self.body._plan_orders(self.items)
         with contextlib.suppress(BaseException):
-            return self.shared_prefix(self.items)
+            return self.body._shared_prompt(self.items)
         return Transcript()
 
     async def _run(self, item: Item, future: Future[ProgramState]) -> None:
         """Run one item, and wait for all of its operations."""
-        state = self.body.new_state(
+        state = self.body._new_state(
             self.backend,
             self.defaults,
             seen_chars=self._seen_chars,
@@ -149,9 +143,9 @@ class Batch:
         try:
             with run.canceled_on_error(self.timeout_s):
                 if self.body.is_async:
-                    await self.body.call_async(state, **item)
+                    await self.body._call_async(state, **item)
                 else:
-                    await self._in_thread(self.body.call, state, **item)
+                    await self._in_thread(self.body._call, state, **item)
                 await run.all_ended()
         except BaseException as raised:  # such as "can't start new thread"
             error = raised

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, Unpack, overload
 
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.batch import Item
+from sgl_vllm.lang.body import Item
 from sgl_vllm.lang.ir import Expr, Text, Value
 from sgl_vllm.lang.keywords import refuse_unknown, suggests
 from sgl_vllm.lang.loop import background_loop

@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 
 # Any: arguments and values of the user's types
 from typing import Any, Generic, Literal, TypeAlias, Unpack, overload
 
-from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
-from sgl_vllm.lang.body import Body
+from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Results, as_item
+from sgl_vllm.lang.body import Body, Item
 from sgl_vllm.lang.keywords import refuse_unknown
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.options import BatchOptions, Options, P, RunOptions, Takes, called_with_options
-from sgl_vllm.lang.ordering import PlannedOrders
 from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.tracing.errors import is_tracing, stop
-from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.spelling import did_you_mean
 
 _NO_DEFAULT = inspect.Parameter.empty
@@ -34,12 +31,9 @@ RUN_OPTIONS = RunOptions.__annotations__
 BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
 
 
-class Runnable(Takes[P], Generic[P, R]):
+class Runnable(Body, Takes[P], Generic[P, R]):
     """A function whose first parameter `s` is the prompt it writes, and the ways to run it; see
     `Program`."""
-
-    state_class: type[ProgramState] = ProgramState
-    """What a plain function gets as `s`."""
 
     def __init__(
         self,
@@ -95,20 +89,6 @@ class Runnable(Takes[P], Generic[P, R]):
         options = {name: value for name, value in given.items() if name in RUN_OPTIONS}
         return Options.of(options), names
 
-    @abstractmethod
-    def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
-        """What the prompts of all `items` begin with, as far as tracing can tell."""
-
-    @abstractmethod
-    def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
-        """The orders of the `any_order`s in the prompts of `items`, as far as tracing can tell."""
-
-    @property
-    def _body(self) -> Body:
-        return Body(
-            self.func, self.bound, self.is_async, self.num_api_spec_tokens, self.state_class
-        )
-
     # mypy: the first two overlap with the third, for a program whose own argument is a state.
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -152,16 +132,16 @@ class Runnable(Takes[P], Generic[P, R]):
     def _run(
         self, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> ProgramState[R]:
-        body, state = self._start(options, args, kwargs)
+        state = self._start(options, args, kwargs)
         if options.stream:
             return state
         run = state._stream.run
         with run.canceled_on_error(options.timeout_s):
             if self.is_async:
-                call = run.background.start(body.call_async(state, *args, **kwargs))
+                call = run.background.start(self._call_async(state, *args, **kwargs))
                 run.background.wait_for(call)
             else:
-                body.call(state, *args, **kwargs)
+                self._call(state, *args, **kwargs)
             run.background.run_blocking(run.all_ended)
         return state
 
@@ -179,30 +159,29 @@ class Runnable(Takes[P], Generic[P, R]):
     async def _run_async(
         self, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> ProgramState[R]:
-        body, state = self._start(options, args, kwargs)
+        state = self._start(options, args, kwargs)
         if options.stream:
             return state
         run = state._stream.run
         with run.canceled_on_error(options.timeout_s):
             if self.is_async:
-                await body.call_async(state, *args, **kwargs)
+                await self._call_async(state, *args, **kwargs)
             else:
-                call = functools.partial(body.call, state, *args, **kwargs)
+                call = functools.partial(self._call, state, *args, **kwargs)
                 await result_of(run.background.start(run.background.in_body_thread(call)))
             await run.all_ended()
         return state
 
     def _start(
         self, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Body, ProgramState[R]]:
+    ) -> ProgramState[R]:
         """The state of a new run. If it is streamed, the function has been called."""
         _refuse_in_a_trace()
-        body = self._body
         backend = chosen_backend(options.backend)
-        state = body.new_state(backend, options.sampling, is_streamed=options.stream)
+        state = self._new_state(backend, options.sampling, is_streamed=options.stream)
         if options.stream:
-            body.start(state, args, kwargs, options.timeout_s)
-        return body, state
+            self._call_beside(state, args, kwargs, options.timeout_s)
+        return state
 
     def item(self, /, *args: P.args, **kwargs: P.kwargs) -> Item:
         """These arguments as an item of `run_batch`. TypeError for arguments that the function does
@@ -283,14 +262,12 @@ class Runnable(Takes[P], Generic[P, R]):
         if options.num_threads != "auto" and options.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1 or 'auto', not {options.num_threads}")
         return options, Batch(
-            self._body,
+            self,
             chosen_backend(options.backend),
             options.sampling,
             [self._item(number, given) for number, given in enumerate(batch_kwargs)],
             concurrency=AUTO_CONCURRENCY if options.num_threads == "auto" else options.num_threads,
             timeout_s=options.timeout_s,
-            shared_prefix=self._shared_prompt,
-            plan_orders=self._plan_orders,
         )
 
     def _item(self, number: int, given: Mapping[str, Any] | Sequence[Any]) -> Item:

@@ -37,6 +37,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -73,8 +74,7 @@ from sgl_vllm.lang.operations import (
 )
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.transcript import Transcript, Variable
-from sgl_vllm.lang.variables import one_of, reasoning_of
-from sgl_vllm.lang.waiting import Awaited, RunningTool, current_tool
+from sgl_vllm.lang.waiting import Awaited, RunningTool, current_tool, derived
 
 NOTHING_WRITTEN = Transcript()
 
@@ -203,9 +203,9 @@ class Stream:
                 future = self.submit(expr, needed, has_effect=has_effect(expr))
             for name in names_made(expr):
                 if isinstance(expr, Block):
-                    self.bind(name, one_of(future, name))
+                    self.bind(name, derived(future, operator.itemgetter(name)))
                 elif isinstance(expr, Gen) and name == expr.reasoning_name:
-                    self.bind(name, reasoning_of(future))
+                    self.bind(name, derived(future, lambda made: Variable.of(made.reasoning)))
                 else:
                     self.bind(name, future)
 
@@ -307,16 +307,13 @@ class Stream:
             except ProgramError as error:  # a joined branch's error, which already says where
                 self.fail(error)
                 return
-            except asyncio.CancelledError as cause:
-                if _is_being_cancelled():
-                    self.cancel()
-                else:  # raised by a tool
-                    self.fail(ProgramError(str(operation), self.where, cause))
-                return
-            except BackendError as cause:  # its message says it all
-                self.fail(ProgramError(str(operation), self.where, cause.with_traceback(None)))
-                return
             except BaseException as cause:  # even SystemExit, which would end the shared loop
+                task = asyncio.current_task()
+                if isinstance(cause, BackendError):  # its message says it all
+                    cause = cause.with_traceback(None)
+                elif isinstance(cause, asyncio.CancelledError) and task and task.cancelling():
+                    self.cancel()  # not one that a tool has raised
+                    return
                 self.fail(ProgramError(str(operation), self.where, cause))
                 return
             if not self.queue.finish():
@@ -425,8 +422,3 @@ class Stream:
         if self.discarded:
             return ProgramCancelled("another branch was chosen")
         return self.run.cancel_reason
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar  # Any: results of several types
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(eq=False)
@@ -42,6 +43,21 @@ class Awaited(Future[T]):
     def blockers(self) -> Iterable[Blocker]:
         """What has to end before this can, as far as that is known now."""
         return self._blockers_of(self)
+
+
+def derived(future: Future[T], value_of: Callable[[T], R]) -> Future[R]:
+    """A future of what `value_of` makes of the result of another."""
+    made: Awaited[R] = Awaited(lambda _: [future])
+
+    def resolve(done: Future[T]) -> None:
+        error = done.exception()
+        if error is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(value_of(done.result()))
+
+    future.add_done_callback(resolve)
+    return made
 
 
 current_tool: contextvars.ContextVar[RunningTool | None] = contextvars.ContextVar(
