@@ -7,7 +7,6 @@ Owns the two backends and the matching of requests to recorded ones. The file fo
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import threading
@@ -56,7 +55,7 @@ from sgl_vllm.lang.usage import Usage
 T = TypeVar("T")
 
 Pieces: TypeAlias = list[tuple[str, "int | None"]]
-"""Of a text that was streamed, each with the number of tokens or of bytes."""
+"""Of a text that was streamed, each with the number of tokens so far."""
 
 
 class Recorder(Wrapper):
@@ -109,20 +108,8 @@ class Recorder(Wrapper):
         )
 
     async def media(self, request: MediaRequest) -> MediaAnswer:
-        """Of the pieces that arrive, the texts and the lengths are written: the file is in the
-        answer."""
-        pieces: Pieces = []
-        asked = request
-        if isinstance(request, SpeechRequest | SpokenRequest) and request.watch is not None:
-            watch = request.watch
-
-            def keep(text: str, data: bytes) -> None:
-                pieces.append((text, len(data)))
-                watch(text, data)
-
-            asked = replace(request, watch=keep)
         return await self._exchange(
-            "media", media_request(request), lambda: self._backend.media(asked), pieces
+            "media", media_request(request), lambda: self._backend.media(request)
         )
 
     async def warm(self, prompt: Prompt) -> Usage:
@@ -254,13 +241,11 @@ class Replay(Backend):
         return load(ScoreAnswer, answer)
 
     async def media(self, request: MediaRequest) -> MediaAnswer:
-        exchange = self._find("media", media_request(request))
-        answer = load(MediaAnswer, exchange.outcome())
+        """The pieces of what was streamed are not recorded: it is one."""
+        answer = load(MediaAnswer, self._find("media", media_request(request)).outcome())
         if isinstance(request, SpeechRequest | SpokenRequest) and request.watch is not None:
-            file = io.BytesIO(b"" if answer.media is None else answer.media.data)
-            for text, num_bytes in exchange.line.get("pieces", ()):
-                await asyncio.sleep(0)
-                request.watch(text, file.read(num_bytes))
+            text = answer.text if isinstance(request, SpokenRequest) else ""
+            request.watch(text, b"" if answer.media is None else answer.media.data)
         return answer
 
     async def warm(self, prompt: Prompt) -> Usage:

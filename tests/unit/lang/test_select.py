@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sgl_vllm as sgl
+from sgl_vllm.protocol import scoring as scoring_protocol
 
 PAIR = 0x110000  # the fake tokenizer's one token for "ab"
 LONG = "A beginning that is long enough to be worth a request of its own before the choices: "
@@ -192,10 +193,11 @@ def test_the_scores_of_a_select_belong_to_its_program(server):
     assert set(scored) == set(named)
 
 
-def test_more_choices_than_one_score_request_takes_are_scored_by_other_routes(server):
+def test_more_choices_than_one_score_request_takes_are_scored_by_other_routes(server, monkeypatch):
+    monkeypatch.setattr(scoring_protocol, "MAX_CONTINUATIONS", 10)
     server.plugin = True
     server.logprob = lambda token, position: 0.0 if chr(token) == "7" else -1.0
-    choose("Q:", [str(number) for number in range(1025)])
+    choose("Q:", [str(number) for number in range(11)])
     assert "/v1/sgl/score" not in {path for path, _ in server.requests}
     (body,) = scoring(server)
-    assert len(body["prompt"]) == 1025
+    assert len(body["prompt"]) == 11
