@@ -43,39 +43,21 @@ class MeasuredGraph:
     Attributes:
         next_tools: by step, what runs after its answer (`StepGraph.next_tool`).
         forks: by step, which fork it is a branch of (`StepGraph.fork_of`).
+        remains: shape (steps, steps). `[i, j]`: j may still run, or have to, when i begins.
+        mean_tokens, num_measured: by step, of its runs.
     """
 
     def __init__(self, graph: StepGraph) -> None:
         num_steps = len(graph.steps)
         self.next_tools = tuple(map(graph.next_tool, range(num_steps)))
         self.forks = tuple(map(graph.fork_of, range(num_steps)))
-        # [i, j]: step j may still run, or have to, when step i begins.
-        self._remains = np.ones((num_steps, num_steps), bool)
+        self.remains = np.ones((num_steps, num_steps), bool)
         for index, step in enumerate(graph.steps):
             before = list(step.needs)
-            self._remains[index] = self._remains[before].all(axis=0)
-            self._remains[index, before] = False
-        self._mean_tokens = np.zeros(num_steps)
-        self._num_measured = np.zeros(num_steps)
-
-    def step(self, index: int) -> KnownStep | None:
-        """None if there are fewer."""
-        return KnownStep(self, index) if index < len(self.forks) else None
-
-    def ended(self, index: int, num_tokens: int) -> None:
-        """Step `index` has taken `num_tokens`."""
-        self._num_measured[index] = min(self._num_measured[index] + 1, MEMORY)
-        error = num_tokens - self._mean_tokens[index]
-        self._mean_tokens[index] += error / self._num_measured[index]
-
-    def remaining_tokens(self, index: int) -> int | None:
-        """How many tokens step `index` and those that may still follow are expected to take; None
-        if no step was measured. Steps that were not count as the mean of the others."""
-        is_measured = self._num_measured > 0
-        if not is_measured.any():
-            return None
-        means = np.where(is_measured, self._mean_tokens, self._mean_tokens[is_measured].mean())
-        return int(means[self._remains[index]].sum())
+            self.remains[index] = self.remains[before].all(axis=0)
+            self.remains[index, before] = False
+        self.mean_tokens = np.zeros(num_steps)
+        self.num_measured = np.zeros(num_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +75,23 @@ class KnownStep:
     def fork(self) -> int | None:
         return self.graph.forks[self.index]
 
+    def ended(self, num_tokens: int) -> None:
+        """It has taken `num_tokens`."""
+        graph, index = self.graph, self.index
+        graph.num_measured[index] = min(graph.num_measured[index] + 1, MEMORY)
+        error = num_tokens - graph.mean_tokens[index]
+        graph.mean_tokens[index] += error / graph.num_measured[index]
+
     @property
     def remaining_tokens(self) -> int | None:
-        return self.graph.remaining_tokens(self.index)
-
-    def ended(self, num_tokens: int) -> None:
-        self.graph.ended(self.index, num_tokens)
+        """How many tokens it and the steps that may still follow are expected to take; None if no
+        step was measured. Steps that were not count as the mean of the others."""
+        is_measured = self.graph.num_measured > 0
+        if not is_measured.any():
+            return None
+        means = self.graph.mean_tokens
+        means = np.where(is_measured, means, means[is_measured].mean())
+        return int(means[self.graph.remains[self.index]].sum())
 
 
 _NOT_READABLE = StepGraph(())
@@ -129,7 +122,8 @@ class StepGraphs:
                 return None
             known = MeasuredGraph(_read(hints.graph))
         self._graphs.put(key, known)
-        return known.step(hints.step.index)
+        index = hints.step.index
+        return KnownStep(known, index) if index < len(known.forks) else None
 
 
 def _read(text: str) -> StepGraph:

@@ -31,22 +31,24 @@ def hints_of(graph: StepGraph, index: int, *, sends_graph: bool = True) -> Hints
 def measured(graph: StepGraph, num_tokens: Sequence[int]) -> MeasuredGraph:
     found = MeasuredGraph(graph)
     for index, num in enumerate(num_tokens):
-        found.ended(index, num)
+        KnownStep(found, index).ended(num)
     return found
 
 
 def test_nothing_is_expected_before_a_step_was_measured() -> None:
     graph = MeasuredGraph(LINE)
-    assert graph.remaining_tokens(0) is None
-    graph.ended(1, 40)
-    assert graph.remaining_tokens(0) == 3 * 40, "the others count as the mean of those measured"
+    assert KnownStep(graph, 0).remaining_tokens is None
+    KnownStep(graph, 1).ended(40)
+    assert KnownStep(graph, 0).remaining_tokens == 3 * 40, (
+        "the others count as the mean of those measured"
+    )
 
 
 def test_what_a_step_took_long_ago_is_forgotten() -> None:
-    graph = measured(LINE, [1_000, 1_000, 1_000])
+    last = KnownStep(measured(LINE, [1_000, 1_000, 1_000]), 2)
     for _ in range(20 * MEMORY):
-        graph.ended(2, 10)
-    assert 10 <= (graph.remaining_tokens(2) or 0) <= 11
+        last.ended(10)
+    assert 10 <= (last.remaining_tokens or 0) <= 11
 
 
 def naive_remaining(steps: Sequence[Step], num_tokens: Sequence[int], index: int) -> int:
@@ -64,7 +66,7 @@ def test_the_remainder_is_what_a_walk_over_the_graph_finds(data: st.DataObject) 
     num_tokens = data.draw(st.lists(st.integers(0, 99), min_size=num_steps, max_size=num_steps))
     graph = measured(StepGraph(steps), num_tokens)
     for index in range(num_steps):
-        assert graph.remaining_tokens(index) == naive_remaining(steps, num_tokens, index)
+        assert KnownStep(graph, index).remaining_tokens == naive_remaining(steps, num_tokens, index)
 
 
 def test_a_digest_is_enough_once_the_graph_was_sent() -> None:
