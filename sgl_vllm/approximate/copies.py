@@ -147,10 +147,9 @@ class TurnedCopier:
                 layout.cache[:2] = numbers.to(layout.cache)
             self.copy([TurnedCopy((0,), 0, (1,), 1, num_tokens, shift)])
             places = torch.arange(num_tokens, device=self._device)
-            zeros = torch.zeros_like(places)
             for layout, rotation in self._layers:
-                wanted_keys, wanted = (one.cpu() for one in layout.read(zeros, places))
-                keys, values = (one.cpu() for one in layout.read(zeros + 1, places + 1))
+                wanted_keys, wanted = (one.cpu() for one in layout.read(places))
+                keys, values = (one.cpu() for one in layout.read(places + self._block_size + 1))
                 turned = rotation.turn(wanted_keys.float(), rotation.angles(torch.tensor([shift])))
                 if not torch.equal(values, wanted):
                     return False
@@ -174,19 +173,17 @@ class TurnedCopier:
             for rotation in {rotation for _, rotation in self._layers}
         }
         for layout, rotation in self._layers:
-            keys, values = layout.read(*source)
-            layout.write(*target, rotation.turn(keys, angles[rotation]), values)
+            keys, values = layout.read(source)
+            layout.write(target, rotation.turn(keys, angles[rotation]), values)
 
-    def _slots(
-        self, runs: Iterable[tuple[tuple[int, ...], int, int]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each token its block, and its place in it."""
-        blocks, offsets = [], []
+    def _slots(self, runs: Iterable[tuple[tuple[int, ...], int, int]]) -> torch.Tensor:
+        """The slot of each token, of runs of blocks, a place in the first, and a length."""
+        slots = []
         for ids, first, num_tokens in runs:
             places = torch.arange(first, first + num_tokens)
-            blocks.append(torch.tensor(ids)[places // self._block_size])
-            offsets.append(places % self._block_size)
-        return self._on_device(torch.cat(blocks)), self._on_device(torch.cat(offsets))
+            blocks = torch.tensor(ids)[places // self._block_size]
+            slots.append(blocks * self._block_size + places % self._block_size)
+        return self._on_device(torch.cat(slots))
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Without waiting for what the device has yet to do."""

@@ -1,11 +1,11 @@
-"""Where a layer's KV cache holds the key and the value of a token: found by writing some.
+"""Reads and writes keys and values of tokens in a layer's KV cache, however it is laid out.
 
 Owns the layout of one layer's cache. Does not own which tokens are read or written (`copies.py`).
 
 Attention backends lay a block out as their kernels want it: tokens first or heads first, keys
 transposed, pairs of numbers interleaved for matrix instructions. All of them write a token's key
-and value through `do_kv_cache_update`. So the layout is read from the cache after a block has been
-written whose numbers say which they are.
+and value through `do_kv_cache_update`, which writes here too. What is read was found from the cache
+after a block had been written whose numbers say which they are.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class KVLayout:
 
     Attributes:
         cache: the layer's cache as rows of blocks, shape (blocks, numbers per block).
-        keys, values: for each token of a block, the columns of its key and value, shape
-            (block_size, heads, head_size).
 
     Raises:
         ValueError: the layout cannot be found, for a log line.
@@ -54,31 +52,52 @@ class KVLayout:
         self.cache = _as_rows(cache)
         if self.cache.shape[1] != 2 * block_size * heads * size:
             raise ValueError(f"a layer's KV cache has the shape {tuple(cache.shape)}")
-        columns = _columns_after_writes(layer, self.cache, block_size)
-        self.keys, self.values = columns.view(2, block_size, heads, size)
-        self._parts = [_Part(self.cache, columns) for columns in (self.keys, self.values)]
+        self._layer = layer
+        self._block_size = block_size
+        columns = self._columns_after_writes().view(2, block_size, heads, size)
+        self._parts = [_Part(self.cache, part) for part in columns]
 
-    def read(
-        self, blocks: torch.Tensor, offsets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of tokens, each of shape (tokens, heads, head_size).
 
         Args:
-            blocks, offsets: for each token its block, and its place in it; shape (tokens,).
+            slots: for each token its block, times the block's size, and its place in it; shape
+                (tokens,).
         """
+        blocks, offsets = slots // self._block_size, slots % self._block_size
         keys, values = (part.read(blocks, offsets) for part in self._parts)
         return keys, values
 
-    def write(
-        self,
-        blocks: torch.Tensor,
-        offsets: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The inverse of `read`. No token is there twice."""
-        for part, what in zip(self._parts, (keys, values), strict=True):
-            part.write(blocks, offsets, what)
+        layer = self._layer
+        layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+
+    def _columns_after_writes(self) -> torch.Tensor:
+        """For each number of a block's keys, then of its values, its column in a row. Shape (2 *
+        block_size * heads * head_size,)."""
+        layer, rows = self._layer, self.cache
+        if not hasattr(layer.impl, "do_kv_cache_update"):
+            raise ValueError(f"{type(layer.impl).__name__} writes the KV cache in another way")
+        shape = 2, self._block_size, layer.num_kv_heads, layer.head_size
+        numbers = torch.arange(rows.shape[1], device=rows.device)
+        slots = torch.arange(self._block_size, device=rows.device)
+        before = rows[0].clone()
+        found = torch.zeros_like(numbers)
+        try:
+            for digit in itertools.count():
+                if _BASE**digit >= len(numbers):
+                    break
+                keys, values = (numbers // _BASE**digit % _BASE).to(rows.dtype).view(shape)
+                self.write(slots, keys.contiguous(), values.contiguous())
+                found += rows[0].long() * _BASE**digit
+        finally:
+            rows[0] = before
+        if not torch.equal(found.sort().values, numbers):
+            raise ValueError("the KV cache does not hold keys and values as they are written")
+        columns = torch.empty_like(numbers)
+        columns[found] = numbers
+        return columns
 
 
 class _Part:
@@ -118,13 +137,6 @@ class _Part:
         found = self._view[blocks, offsets // self._group, offsets % self._group]
         return found.view(self._rows.dtype).flatten(2)
 
-    def write(self, blocks: torch.Tensor, offsets: torch.Tensor, what: torch.Tensor) -> None:
-        if self._view is None:
-            self._rows[blocks[:, None, None], self._columns[offsets]] = what
-            return
-        what = what.unflatten(2, (self._view.shape[4], -1)).contiguous().view(self._view.dtype)
-        self._view[blocks, offsets // self._group, offsets % self._group] = what
-
 
 def _as_rows(cache: torch.Tensor) -> torch.Tensor:
     """The same memory with a row for each block. ValueError if that is not possible."""
@@ -142,34 +154,6 @@ def _as_wider_numbers(view: torch.Tensor) -> torch.Tensor:
     if wider is None or view.stride(-1) != 1 or any(unaligned):
         return view
     return view.view(wider)
-
-
-def _columns_after_writes(layer: Attention, rows: torch.Tensor, block_size: int) -> torch.Tensor:
-    """For each number of a block's keys, then of its values, its column in a row. Shape (2 *
-    block_size * heads * head_size,)."""
-    num_numbers = rows.shape[1]
-    shape = 2, block_size, layer.num_kv_heads, layer.head_size
-    numbers = torch.arange(num_numbers, device=rows.device)
-    slots = torch.arange(block_size, device=rows.device)
-    write = getattr(layer.impl, "do_kv_cache_update", None)
-    if write is None:
-        raise ValueError(f"{type(layer.impl).__name__} writes the KV cache in another way")
-    before = rows[0].clone()
-    found = torch.zeros_like(numbers)
-    try:
-        for digit in itertools.count():
-            if _BASE**digit >= num_numbers:
-                break
-            keys, values = (numbers // _BASE**digit % _BASE).to(rows.dtype).view(shape)
-            write(layer, keys.contiguous(), values.contiguous(), layer.kv_cache, slots)
-            found += rows[0].long() * _BASE**digit
-    finally:
-        rows[0] = before
-    if not torch.equal(found.sort().values, numbers):
-        raise ValueError("the KV cache does not hold keys and values as they are written")
-    columns = torch.empty_like(numbers)
-    columns[found] = numbers
-    return columns
 
 
 def _strides(columns: torch.Tensor) -> tuple[int, ...] | None:

@@ -39,7 +39,7 @@ def at_position(keys: torch.Tensor, position: int, frequencies, is_neox: bool) -
     return out
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.sampled_from([8, 32, 64]),
     st.sampled_from([0, 16]),

@@ -82,7 +82,7 @@ class SegmentsAgainstModel(TreeAgainstModel):
 
 TestSegmentsAgainstModel = SegmentsAgainstModel.TestCase
 TestSegmentsAgainstModel.settings = settings(
-    max_examples=examples(100), stateful_step_count=30, deadline=None
+    max_examples=examples(50), stateful_step_count=30, deadline=None
 )
 
 

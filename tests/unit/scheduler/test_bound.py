@@ -206,7 +206,7 @@ class QueueAgainstHistory(RuleBasedStateMachine):
 
 TestQueueAgainstHistory = QueueAgainstHistory.TestCase
 TestQueueAgainstHistory.settings = settings(
-    max_examples=examples(80), stateful_step_count=30, deadline=None
+    max_examples=examples(50), stateful_step_count=30, deadline=None
 )
 
 
