@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar  # Any: the JSON of a request
+from typing import Annotated, Any, Literal, Self, TypeVar  # Any: the JSON of a request
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -33,7 +33,7 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.logger import init_logger
 
-from sgl_vllm.routes.bodies import JSON_ONLY, json_object, router
+from sgl_vllm.routes.bodies import JSON_ONLY, Body, router
 
 logger = init_logger("vllm.sgl_vllm.batch")
 
@@ -50,17 +50,35 @@ STATUS_ABORTED = 499
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
+class BatchedRequest(Body):
+    """`body` is not looked at before it is run: what is wrong with it is answered in its line."""
+
+    path: Literal["completions", "chat/completions"]
+    body: Any
+    id: str | None = None
+
+
+class BatchBody(Body):
+    requests: Annotated[list[BatchedRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
+
+    @model_validator(mode="after")
+    def _has_different_ids(self) -> Self:
+        ids = [request.id for request in self.requests if request.id is not None]
+        if len(set(ids)) < len(ids):
+            raise ValueError("two requests of the batch have the same id")
+        return self
+
+
+class AbortBody(Body):
+    ids: list[str]
+
+
 @dataclass(slots=True, eq=False)
 class Item:
-    """One request of a batch, until its line is made. Aborted before it was started, it never is.
-
-    `body` is not looked at before: what is wrong with it is answered in its own line.
-    """
+    """A request of a batch until its line is made. Aborted before it was started, it never is."""
 
     index: int
-    path: str
-    body: Any
-    id: str | None
+    request: BatchedRequest
     task: asyncio.Task[Response] | None = None
     aborted: bool = False
 
@@ -78,54 +96,20 @@ before the end of the first is noticed."""
 
 
 @router.post("/batch", dependencies=JSON_ONLY)
-async def batch(request: Request) -> Response:
+async def batch(body: BatchBody, request: Request) -> Response:
     """Run all requests at once; a line for each as soon as it is done, in that order.
 
     400 if the batch cannot be read. What is wrong with one request is the status of its line, with
     the body that vLLM's route would have answered. All are stopped when the client disconnects.
     """
-    return BatchResponse(request, parse_batch(await json_object(request)))
+    return BatchResponse(request, [Item(index, one) for index, one in enumerate(body.requests)])
 
 
 @router.post("/batch/abort", dependencies=JSON_ONLY)
-async def abort(request: Request) -> dict[str, int]:
+async def abort(body: AbortBody, request: Request) -> dict[str, int]:
     """Stop requests of batches under way in this API process; unknown ids are ignored."""
-    body = await json_object(request)
-    ids = body.get("ids")
-    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids) or len(body) > 1:
-        raise HTTPException(400, 'the body has to be {"ids": ["...", ...]}')
     known: ItemsById = request.app.state.sgl_vllm_running
-    return {"aborted": sum(item.abort() for id in set(ids) for item in known.get(id, ()))}
-
-
-# -- the body
-
-
-def parse_batch(body: dict[str, Any]) -> list[Item]:
-    """Raises HTTPException 400 with one sentence about what is wrong with the envelope."""
-    requests = body.get("requests")
-    if not isinstance(requests, list) or not requests or len(body) > 1:
-        raise HTTPException(400, 'the body has to be {"requests": [{...}, ...]}')
-    if len(requests) > MAX_REQUESTS:
-        raise HTTPException(
-            400, f"{len(requests):,} requests; a batch has at most {MAX_REQUESTS:,}"
-        )
-    items = [_parse_item(index, request) for index, request in enumerate(requests)]
-    ids = [item.id for item in items if item.id is not None]
-    if len(set(ids)) < len(ids):
-        raise HTTPException(400, "two requests of the batch have the same id")
-    return items
-
-
-def _parse_item(index: int, request: Any) -> Item:
-    if not isinstance(request, dict) or not {"path", "body"} <= set(request) <= _ITEM_KEYS:
-        raise HTTPException(400, f'request {index} has to be {{"path", "body"}}, or with an "id"')
-    if not isinstance(request["path"], str) or request["path"] not in _ROUTES:
-        paths = " or ".join(map(repr, _ROUTES))
-        raise HTTPException(400, f"the path of request {index} has to be {paths}")
-    if request.get("id") is not None and not isinstance(request["id"], str):
-        raise HTTPException(400, f"the id of request {index} has to be a text")
-    return Item(index, request["path"], request["body"], request.get("id"))
+    return {"aborted": sum(item.abort() for id in set(body.ids) for item in known.get(id, ()))}
 
 
 # -- the answer
@@ -147,8 +131,8 @@ class BatchResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for item in self._items:
-            if item.id is not None:
-                self._known.setdefault(item.id, []).append(item)
+            if item.request.id is not None:
+                self._known.setdefault(item.request.id, []).append(item)
         beside = [
             asyncio.create_task(self._watch_client(receive)),
             asyncio.create_task(self._start_all()),
@@ -209,11 +193,11 @@ class BatchResponse(Response):
         self._lines.put_nowait(b"".join((head, answer.body, b"}\n")))
 
     def _forget(self, item: Item) -> None:
-        with_same_id = self._known.get(item.id or "", [])
-        if item in with_same_id:
+        id = item.request.id or ""
+        if item in (with_same_id := self._known.get(id, [])):
             with_same_id.remove(item)
             if not with_same_id:
-                del self._known[item.id or ""]
+                del self._known[id]
 
 
 async def answer(batch: Request, item: Item) -> Response:
@@ -221,7 +205,7 @@ async def answer(batch: Request, item: Item) -> Response:
     request = _request_of(batch, item)
     with counted_as_load(request.app.state):
         try:
-            result = await _ROUTES[item.path](request, item.body)
+            result = await _ROUTES[item.request.path](request, item.request.body)
             if isinstance(result, ErrorResponse):
                 return error_answer(result)
             return JSONResponse(result.model_dump())
@@ -247,7 +231,6 @@ _ROUTES: dict[str, Callable[[Request, Any], Awaitable[BaseModel]]] = {
     "completions": complete,
     "chat/completions": _chat,
 }
-_ITEM_KEYS = {"path", "body", "id"}
 
 
 def parsed(kind: type[_Parsed], body: Any) -> _Parsed:
@@ -267,7 +250,7 @@ def parsed(kind: type[_Parsed], body: Any) -> _Parsed:
 def _request_of(batch: Request, item: Item) -> Request:
     """The raw request that vLLM's serving objects take headers from and keep state in."""
     scope = dict(batch.scope)
-    scope["path"] = f"/v1/{item.path}"
+    scope["path"] = f"/v1/{item.request.path}"
     scope["state"] = dict(scope.get("state", {}))
     if "x-request-id" in batch.headers:  # of which vLLM makes the answer's id
         own = f"{batch.headers['x-request-id']}-{item.index}".encode("latin-1")

@@ -6,22 +6,28 @@ error is a 400 with one sentence. Does not own what a body means, which each rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
-from typing import Any  # Any: the JSON of a request; an error of pydantic's
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Self  # Any: the JSON of a request; an error of pydantic's
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, APIRouter
-from pydantic import ValidationError
-from starlette.requests import ClientDisconnect
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from starlette.responses import Response
 from vllm.config import ModelConfig
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
 
@@ -48,6 +54,12 @@ class OneSentence(APIRoute):
                 return await original(request)
             except RequestValidationError as error:
                 raise HTTPException(400, _sentence_of(error.errors()[0])) from None
+            except VLLMValidationError as error:
+                raise HTTPException(400, one_line(error)) from None
+            except Exception as error:
+                if RecursionError in map(type, (error, error.__cause__)):
+                    raise HTTPException(400, "the body is nested too deeply") from None
+                raise
 
         return handle
 
@@ -62,7 +74,9 @@ def _sentence_of(error: Any) -> str:
         return error
     # Beside names and indices, a place has the kinds of pydantic's validators.
     names = [one for one in map(str, error["loc"]) if one.isidentifier() or one.isdecimal()]
-    return one_line(f"{'.'.join(names)}: {error['msg']}".removeprefix(": "))
+    names = [name for name in names if name != "body"]
+    message = error["msg"].removeprefix("Value error, ")
+    return one_line(f"{'.'.join(names)}: {message}".removeprefix(": "))
 
 
 def one_line(text: object) -> str:
@@ -71,34 +85,21 @@ def one_line(text: object) -> str:
     return line.encode("ascii", "backslashreplace").decode()
 
 
-def check_keys(body: dict[str, Any], known: Collection[str]) -> None:
-    """Raises HTTPException 400 with one sentence if `body` has a key that is not among `known`."""
-    if unknown := sorted(body.keys() - set(known)):
-        hint = did_you_mean(unknown[0], known, f"; the keys are {', '.join(sorted(known))}")
-        raise HTTPException(400, f"unknown key {quoted(unknown[0])}{hint}")
+class Body(BaseModel):
+    """The body of a POST route. Keys other than its fields are refused."""
 
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-NOT_AN_OBJECT = "the body has to be a JSON object"
-
-
-async def json_object(request: Request) -> dict[str, Any]:
-    """The body of `request`.
-
-    Raises:
-        HTTPException: 400 if the body is not a JSON object, is nested too deeply to be read, or
-            was cut off because the client closed the connection.
-    """
-    try:
-        body = await request.json()
-    except ClientDisconnect:
-        raise HTTPException(400, "the client closed the connection before its body ended") from None
-    except RecursionError:
-        raise HTTPException(400, "the body is nested too deeply") from None
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise HTTPException(400, NOT_AN_OBJECT)
-    return body
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_keys(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            raise ValueError("the body has to be a JSON object")
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        if unknown := sorted(body.keys() - set(known)):
+            hint = did_you_mean(unknown[0], known, f"; the keys are {', '.join(sorted(known))}")
+            raise ValueError(f"unknown key {quoted(unknown[0])}{hint}")
+        return body
 
 
 def is_unicode(text: str) -> bool:
@@ -110,103 +111,59 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def is_prompt(prompt: object) -> bool:
-    """Whether `prompt` is a text or a list of token ids, and not empty."""
-    if isinstance(prompt, list):
-        return set(map(type, prompt)) == {int} and min(prompt) >= 0
-    return isinstance(prompt, str) and bool(prompt) and is_unicode(prompt)
-
-
-def is_text_chat(messages: object) -> bool:
-    """Whether `messages` is a list of messages of text, and not empty."""
-    if not isinstance(messages, list) or not messages:
-        return False
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return False
-        parts = message.get("content")
-        if isinstance(parts, str) and is_unicode(parts):
-            continue
-        if not isinstance(parts, list) or not all(_is_text_part(part) for part in parts):
-            return False
-    return True
-
-
-def _is_text_part(part: object) -> bool:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        return False
-    text = part.get("text")
-    return isinstance(text, str) and is_unicode(text)
-
-
-def has_media(prompt: dict[str, Any]) -> bool:
-    """Whether a prompt is a chat with anything but text: images, video, audio. For messages that
-    vLLM is to read, and may find malformed."""
-    messages = prompt.get("messages")
-    contents = [
-        message.get("content")
-        for message in (messages if isinstance(messages, list) else ())
-        if isinstance(message, dict)
+def is_text(content: object) -> bool:
+    """Whether the content of a message is text: no images, video or audio."""
+    parts = content if isinstance(content, list) else [content]
+    texts = [
+        part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
+        for part in parts
     ]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts)
+    return all(isinstance(text, str) and is_unicode(text) for text in texts)
 
 
-def optional_text(body: dict[str, Any], name: str) -> str | None:
-    """The text at `name` of a body, None if there is none.
+def _text_or_ids(value: object) -> Any:
+    if isinstance(value, list):
+        is_right = not value or (
+            set(map(type, value)) == {int} and 0 <= min(value) <= max(value) < 1 << 31
+        )
+    else:
+        is_right = isinstance(value, str) and is_unicode(value)
+    if not is_right:
+        raise ValueError("has to be a text or a list of token ids below 2**31")
+    return value
 
-    Raises:
-        HTTPException: 400 for anything else.
-    """
-    value = body.get(name)
-    if value is None or (isinstance(value, str) and value and is_unicode(value)):
-        return value
-    raise HTTPException(400, f"{name} has to be a text, and not empty")
+
+def _chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not messages or not all(is_text(message.get("content")) for message in messages):
+        raise ValueError("has to be a list of messages of text, and not empty")
+    return messages
 
 
-def salt_of(body: dict[str, Any]) -> str | None:
-    """The `cache_salt` of a body, which is as vLLM's own routes take it.
-
-    Raises:
-        HTTPException: 400 for any other.
-    """
-    salt = optional_text(body, "cache_salt")
-    check_salt(salt)
+def _salt(salt: str) -> str:
+    validate_cache_salt(salt)
     return salt
 
 
-def check_salt(salt: str | None) -> None:
-    """Raises HTTPException 400 for a salt that vLLM's own routes refuse."""
-    try:
-        validate_cache_salt(salt)
-    except VLLMValidationError as error:
-        raise HTTPException(400, str(error)) from None
+TextOrIds = Annotated[str | list[int], PlainValidator(_text_or_ids)]
+Chat = Annotated[list[dict[str, Any]], AfterValidator(_chat)]
+Text = Annotated[str, Field(min_length=1)]
+Salt = Annotated[Text, AfterValidator(_salt)]
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Body):
     """What prompts begin with: a `prompt` (text or token ids), the `messages` of a chat, or, where
     a route takes that, neither. `cache_salt` and `model` are those of the requests."""
 
-    prompt: str | list[int] | None
-    messages: list[dict[str, Any]] | None
-    cache_salt: str | None
-    model: str | None
+    prompt: Annotated[TextOrIds, Field(min_length=1)] | None = None
+    messages: Chat | None = None
+    cache_salt: Salt | None = None
+    model: Text | None = None
 
-    @classmethod
-    def read(cls, body: dict[str, Any], *further_keys: str) -> Prefix:
-        """Raises HTTPException 400 with one sentence about what is wrong."""
-        check_keys(body, {"prompt", "messages", "cache_salt", "model", *further_keys})
-        prompt, messages = body.get("prompt"), body.get("messages")
-        if prompt is not None and messages is not None:
-            raise HTTPException(400, "give either a prompt or messages, not both")
-        if prompt is not None and not is_prompt(prompt):
-            raise HTTPException(
-                400, "prompt has to be a text or a list of token ids, and not empty"
-            )
-        if messages is not None and not is_text_chat(messages):
-            raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
-        return cls(prompt, messages, salt_of(body), optional_text(body, "model"))
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.prompt is not None and self.messages is not None:
+            raise ValueError("give either a prompt or messages, not both")
+        return self
 
     def lora(self, request: Request) -> LoRARequest | None:
         """The adapter that `model` stands for; None for the base model. HTTPException 404 for a
@@ -228,6 +185,30 @@ class Prefix:
             "lora_name": lora.lora_name if lora else None,
             "lora_path": lora.lora_path if lora else None,
         }
+
+    async def token_ids(self, request: Request, continuation: str | None = None) -> list[int]:
+        """The tokens of the text or chat, or of it with `continuation` at its end. HTTPException
+        for one that cannot be tokenized."""
+        wanted: TokenizeRequest
+        try:
+            if self.messages is None:
+                prompt = f"{self.prompt or ''}{continuation or ''}"
+                wanted = BoundedTokenizeCompletionRequest(model=self.model, prompt=prompt)
+            else:
+                *before, last = self.messages
+                if continuation is not None:
+                    last = {**last, "content": last["content"] + continuation}
+                wanted = BoundedTokenizeChatRequest(
+                    model=self.model,
+                    messages=[*before, last],
+                    add_generation_prompt=False,
+                    continue_final_message=continuation is not None,
+                )
+            return await tokenized(request, wanted)
+        except ValidationError as error:
+            raise unreadable("messages", error) from None
+        except (VLLMClientError, ValueError) as error:
+            raise HTTPException(400, f"this cannot be tokenized: {one_line(error)}") from None
 
 
 class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):
@@ -254,9 +235,10 @@ def _bounded(model_config: ModelConfig, add_special_tokens: bool) -> TokenizePar
     )
 
 
-async def tokenized(
-    request: Request, wanted: BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
-) -> list[int]:
+TokenizeRequest = BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
+
+
+async def tokenized(request: Request, wanted: TokenizeRequest) -> list[int]:
     """The token ids of a prompt, by vLLM's own `/tokenize`, so that special tokens and the chat
     template are the same.
 
@@ -265,9 +247,14 @@ async def tokenized(
     """
     answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)
     if isinstance(answer, ErrorResponse):
-        raise HTTPException(answer.error.code, answer.error.message)
+        raise refused(answer)
     tokens: list[int] = answer.tokens
     return tokens
+
+
+def refused(answer: ErrorResponse) -> HTTPException:
+    """What vLLM has answered."""
+    return HTTPException(answer.error.code, answer.error.message)
 
 
 def unreadable(name: str, error: ValidationError) -> HTTPException:

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from typing import Any  # Any: the JSON of a request
 
 from fastapi import HTTPException, Request
-from pydantic import ValidationError
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
@@ -21,18 +20,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.protocol.quoting import quoted
-from sgl_vllm.routes.bodies import (
-    JSON_ONLY,
-    BoundedTokenizeChatRequest,
-    BoundedTokenizeCompletionRequest,
-    Prefix,
-    is_unicode,
-    json_object,
-    one_line,
-    router,
-    tokenized,
-    unreadable,
-)
+from sgl_vllm.routes.bodies import JSON_ONLY, Body, Prefix, Text, one_line, router
 from sgl_vllm.routes.engines import ask_engines, engine_ranks, reads
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer
 
@@ -50,15 +38,19 @@ RADIX_OFF = "the part `radix` is off in this server, and only its tree can pin: 
 
 
 @router.post("/pin", dependencies=JSON_ONLY)
-async def pin(request: Request) -> dict[str, Any]:
+async def pin(body: Prefix, request: Request) -> dict[str, Any]:
     """Compute a prefix and one more token, and pin the prefix in every engine.
 
     400 for a body that cannot be pinned, 404 for an unknown model, 409 with the engine's reason.
     """
-    body = Prefix.read(await json_object(request))
     client: AsyncLLM = request.app.state.engine_client
     lora = body.lora(request)
-    tokens = await _tokenize(request, body)
+    if body.prompt is None and body.messages is None:
+        raise HTTPException(400, "give either a prompt or messages")
+    # What a request with this prompt, or a chat that goes on from it, begins with.
+    tokens = body.prompt if isinstance(body.prompt, list) else await body.token_ids(request)
+    if not tokens:
+        raise HTTPException(400, "this prompt has no tokens")
     try:
         async with request.app.state.sgl_vllm_pinning:
             computing = (
@@ -83,23 +75,21 @@ async def pin(request: Request) -> dict[str, Any]:
     }
 
 
+class UnpinBody(Body):
+    pin_id: Text
+
+
 @router.post("/unpin", dependencies=JSON_ONLY)
-async def unpin(request: Request) -> dict[str, bool]:
+async def unpin(body: UnpinBody, request: Request) -> dict[str, bool]:
     """Let a pinned prefix be evicted again. 404 if no engine knows the id."""
-    body = await json_object(request)
-    pin_id = body.get("pin_id")
+    pin_id = body.pin_id
     client: AsyncLLM = request.app.state.engine_client
     # An id has a part for each engine. Further parts would cost a call each, to no effect.
     num_parts = len(engine_ranks(client))
     max_length = num_parts * (MAX_PIN_ID_LENGTH + len(ID_SEPARATOR))
-    if (
-        not isinstance(pin_id, str)
-        or not 0 < len(pin_id) <= max_length
-        or pin_id.count(ID_SEPARATOR) >= num_parts
-        or len(body) > 1
-    ):
-        raise HTTPException(400, 'the body has to be {"pin_id": "..."}, as /v1/sgl/pin answered')
-    if not is_unicode(pin_id) or not await _unpin(client, pin_id.split(ID_SEPARATOR)):
+    if len(pin_id) > max_length or pin_id.count(ID_SEPARATOR) >= num_parts:
+        raise HTTPException(400, "pin_id has to be one that /v1/sgl/pin answered")
+    if not await _unpin(client, pin_id.split(ID_SEPARATOR)):
         raise HTTPException(404, f"there is no pin {quoted(pin_id)}")
     return {"unpinned": True}
 
@@ -137,25 +127,3 @@ async def compute(
     )
     async for _ in running:
         pass
-
-
-async def _tokenize(request: Request, body: Prefix) -> list[int]:
-    """What a request with this prompt, or a chat that goes on from it, begins with."""
-    if body.prompt is None and body.messages is None:
-        raise HTTPException(400, "give either a prompt or messages")
-    if isinstance(body.prompt, list):
-        return body.prompt
-    wanted: BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
-    try:
-        if body.prompt is not None:
-            wanted = BoundedTokenizeCompletionRequest(model=body.model, prompt=body.prompt)
-        else:
-            wanted = BoundedTokenizeChatRequest(
-                model=body.model, messages=body.messages or [], add_generation_prompt=False
-            )
-        tokens = await tokenized(request, wanted)
-    except ValidationError as error:
-        raise unreadable("messages", error) from None
-    if not tokens:
-        raise HTTPException(400, "this prompt has no tokens")
-    return tokens

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any  # Any: the JSON of a request
+from typing import Annotated, Any  # Any: the JSON of a request
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
@@ -28,17 +28,19 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.request_keys import PROGRAM, SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
-from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled
+from sgl_vllm.routes.batch import complete, counted_as_load
 from sgl_vllm.routes.bodies import (
     JSON_ONLY,
+    Body,
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
-    check_keys,
-    has_media,
-    json_object,
-    optional_text,
+    Salt,
+    Text,
+    TokenizeRequest,
+    is_text,
+    refused,
     router,
-    salt_of,
+    tokenized,
     unreadable,
 )
 
@@ -46,14 +48,6 @@ Json = dict[str, Any]
 
 Usage = dict[str, Any]
 """As in an answer of `/v1/completions`."""
-
-_KEYS = {
-    *("model", "prompt", "continuations", "unconditional", "warm", "cache_salt", "request_id"),
-    PROGRAM,
-}
-
-_PROMPTS = '{"prompt": "..."} or {"messages": [...]}'
-_A_PROMPT = f"an object {_PROMPTS}"
 
 _NEXT_TOKEN = {"logprobs": 0, "return_tokens_as_token_ids": True}
 
@@ -64,125 +58,62 @@ NO_MEDIA = (
 )
 
 
-TokenizeRequest = BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreBody:
+class ScoreBody(Body):
     """`prompt` and each of `continuations`, which is the prompt with a choice after it, are
     requests to vLLM's `/tokenize`. `warm` sends what they share ahead. `cache_salt` is that of the
     requests whose cached prefixes the scores may use, and `program` names the program that they
     belong to (`protocol/hints.py`)."""
 
-    prompt: TokenizeRequest
-    continuations: list[TokenizeRequest]
-    unconditional: bool
-    warm: bool
-    model: str | None
-    request_id: str | None
-    cache_salt: str | None
-    program: str | int | None
+    prompt: Json
+    continuations: Annotated[list[Json], Field(min_length=1, max_length=scoring.MAX_CONTINUATIONS)]
+    unconditional: bool = False
+    warm: bool = False
+    model: Text | None = None
+    request_id: Text | None = None
+    cache_salt: Salt | None = None
+    program: Annotated[str | int | None, Field(alias=PROGRAM)] = None
 
-
-class Refused(Exception):
-    """vLLM answered a part with an error."""
-
-    def __init__(self, error: ErrorResponse) -> None:
-        super().__init__(error.error.message)
-        self.error = error
+    def requests(self) -> list[TokenizeRequest]:
+        """The prompt, and the continuations. HTTPException 400 for what cannot be scored."""
+        made = [_tokenize_request("prompt", self.prompt, self.model)]
+        made += [_tokenize_request("a continuation", one, self.model) for one in self.continuations]
+        if not all(begins_with(one, self.prompt) for one in self.continuations):
+            raise HTTPException(400, "each continuation must begin with the prompt")
+        return made
 
 
 @router.post("/score", dependencies=JSON_ONLY)
-async def score(request: Request) -> Response:
+@with_cancellation
+async def score(body: ScoreBody, raw_request: Request) -> Response:
     """The tokens of every choice with their log-probabilities, and what each request for them cost.
 
     400 for a body that cannot be read or scored; what vLLM refuses is answered as vLLM would.
     """
-    return await _score(parse_score(await json_object(request)), request)
-
-
-@with_cancellation
-async def _score(asked: ScoreBody, raw_request: Request) -> Response:
+    model = _Served(raw_request, body)
     with counted_as_load(raw_request.app.state):
+        prefix_ids, *full_ids = await all_answers(
+            [tokenized(raw_request, wanted) for wanted in body.requests()]
+        )
         try:
-            hints = {} if asked.program is None else {PROGRAM: asked.program}
-            model = _Served(raw_request, asked.model, asked.request_id, asked.cache_salt, hints)
-            prefix_ids, *full_ids = await all_answers(
-                [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]
-            )
             scored = await scoring.score(
-                model, prefix_ids, full_ids, unconditional=asked.unconditional, warm=asked.warm
+                model, prefix_ids, full_ids, unconditional=body.unconditional, warm=body.warm
             )
-        except Refused as refused:
-            return error_answer(refused.error)
         except scoring.NothingToScoreError as error:
-            return await handled(raw_request, HTTPException(400, str(error)))
-        except Exception as error:
-            return await handled(raw_request, error)
+            raise HTTPException(400, str(error)) from None
     choices = [asdict(choice) for choice in scored.choices]
     return JSONResponse({"choices": choices, "usages": list(scored.costs)})
 
 
-# -- the body
-
-
-def parse_score(body: Json) -> ScoreBody:
-    """Raises HTTPException 400 with one sentence about what is wrong."""
-    check_keys(body, _KEYS)
-    model = optional_text(body, "model")
-    try:
-        prompt, continuations = _prompts_of(body)
-        requests = [_tokenize_request("prompt", prompt, model)]
-        requests += [_tokenize_request("a continuation", one, model) for one in continuations]
-        if not all(begins_with(one, prompt) for one in continuations):
-            raise HTTPException(400, "each continuation must begin with the prompt")
-    except RecursionError:
-        raise HTTPException(400, "the body is nested too deeply") from None
-    return ScoreBody(
-        requests[0],
-        requests[1:],
-        _flag(body, "unconditional"),
-        _flag(body, "warm"),
-        model,
-        optional_text(body, "request_id"),
-        salt_of(body),
-        _program_of(body),
-    )
-
-
-def _prompts_of(body: Json) -> tuple[Json, list[Json]]:
-    prompt, continuations = body.get("prompt"), body.get("continuations")
-    if not isinstance(prompt, dict):
-        raise HTTPException(400, f"prompt must be {_A_PROMPT}")
-    if not isinstance(continuations, list) or not continuations:
-        raise HTTPException(400, f"continuations must be a list of one or more objects {_PROMPTS}")
-    if len(continuations) > scoring.MAX_CONTINUATIONS:
-        most = f"at most {scoring.MAX_CONTINUATIONS:,} are scored"
-        raise HTTPException(400, f"{len(continuations):,} continuations; {most}")
-    if not all(isinstance(one, dict) for one in continuations):
-        raise HTTPException(400, f"each continuation must be {_A_PROMPT}")
-    if any(map(has_media, (prompt, *continuations))):
-        raise HTTPException(400, NO_MEDIA)
-    return prompt, continuations
-
-
-def _program_of(body: Json) -> str | int | None:
-    program = body.get(PROGRAM)
-    if program is None or (isinstance(program, str | int) and not isinstance(program, bool)):
-        return program
-    raise HTTPException(400, f"{PROGRAM} must be a string or an integer")
-
-
-def _flag(body: Json, name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise HTTPException(400, f"{name} must be true or false")
-    return value
-
-
 def _tokenize_request(name: str, prompt: Json, model: str | None) -> TokenizeRequest:
-    is_chat = "messages" in prompt
-    kind = BoundedTokenizeChatRequest if is_chat else BoundedTokenizeCompletionRequest
+    messages = prompt.get("messages")
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else ())
+        if isinstance(message, dict) and message.get("content") is not None
+    ]
+    if not all(map(is_text, contents)):
+        raise HTTPException(400, NO_MEDIA)
+    kind = BoundedTokenizeChatRequest if "messages" in prompt else BoundedTokenizeCompletionRequest
     try:
         return kind.model_validate({**prompt, "model": model})
     except ValidationError as error:
@@ -211,13 +142,8 @@ def _extends(message: Json, wanted: Json) -> bool:
 
 def _text(message: Json) -> str:
     content = message.get("content") or ""
-    if not isinstance(content, list):
-        return str(content)
-    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    known = [text for text in texts if isinstance(text, str)]
-    if len(known) < len(texts):
-        raise HTTPException(400, "the content of a message must be a string or a list of texts")
-    return "".join(known)
+    parts = content if isinstance(content, list) else [content]
+    return "".join(part["text"] if isinstance(part, dict) else part for part in parts)
 
 
 # -- the model
@@ -228,20 +154,11 @@ class _Served:
     """The model behind vLLM's serving objects, for one request; `scoring.Model`."""
 
     request: Request
-    model: str | None
-    request_id: str | None
-    cache_salt: str | None
-    hints: Mapping[str, str | int]
-
-    async def tokenize(self, prompt: TokenizeRequest) -> list[int]:
-        handler = self.request.app.state.serving_tokenization
-        answer = await handler.create_tokenize(prompt, self.request)
-        if isinstance(answer, ErrorResponse):
-            raise Refused(answer)
-        return list(answer.tokens)
+    asked: ScoreBody
 
     async def begin_ids(self) -> list[int]:
-        return await self.tokenize(BoundedTokenizeCompletionRequest(model=self.model, prompt=""))
+        wanted = BoundedTokenizeCompletionRequest(model=self.asked.model, prompt="")
+        return await tokenized(self.request, wanted)
 
     async def warm_ids(self, ids: list[int]) -> Usage:
         return _usage(await self._run({"prompt": ids}))
@@ -279,14 +196,16 @@ class _Served:
         logprobs = {key: value for answer in answers for key, value in _next_token(answer).items()}
         return [logprobs[f"token_id:{token}"] for token in tokens], [_usage(one) for one in answers]
 
-    async def _run(self, body: dict[str, Any]) -> CompletionResponse:
-        own = {"request_id": self.request_id, "cache_salt": self.cache_salt}
-        given = {name: value for name, value in own.items() if value}
-        whole = {"model": self.model, **given, **body, "max_tokens": 1, "temperature": 0.0}
-        whole["vllm_xargs"] = {**self.hints, **body.get("vllm_xargs", {})}
+    async def _run(self, body: Json) -> CompletionResponse:
+        asked = self.asked
+        hints = {} if asked.program is None else {PROGRAM: asked.program}
+        own = {"model": asked.model, "request_id": asked.request_id, "cache_salt": asked.cache_salt}
+        whole = {**{name: value for name, value in own.items() if value}, **body}
+        whole |= {"max_tokens": 1, "temperature": 0.0}
+        whole["vllm_xargs"] = {**hints, **body.get("vllm_xargs", {})}
         answer = await complete(self.request, whole)
         if isinstance(answer, ErrorResponse):
-            raise Refused(answer)
+            raise refused(answer)
         assert isinstance(answer, CompletionResponse)
         return answer
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any  # Any: JSON
 
 from fastapi import Header, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -23,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from sgl_vllm.pages import FOLDER, rendered
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
-from sgl_vllm.routes.bodies import check_salt, is_unicode, router
+from sgl_vllm.routes.bodies import is_unicode, router
 from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.routes.engines import ask_engines
 from sgl_vllm.routes.tenants import tenants_of
@@ -51,7 +52,7 @@ async def tree(
     `max_nodes`: at most so many nodes per engine. `max_text_tokens`: where the server shows
     text, at most so many tokens of each node.
     """
-    if prefers_html(request.headers.get("accept", "")):
+    if request.headers.get("accept", "").startswith("text/html"):  # as browsers' do
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"../../sgl/tree{query}", 307, headers={"Vary": "Accept"})
     client: AsyncLLM = request.app.state.engine_client
@@ -111,7 +112,7 @@ async def why(
     A request with a `cache_salt` is found only if the header `X-Cache-Salt` has it; not the query,
     which servers log. 404 if there is none, also if it is another tenant's, or is forgotten.
     """
-    check_salt(x_cache_salt or None)
+    validate_cache_salt(x_cache_salt or None)
     client: AsyncLLM = request.app.state.engine_client
     salt = tenants_of(request.app).salt(x_cache_salt or None)
     requests: list[dict[str, Any]] = []
@@ -130,20 +131,6 @@ async def why(
     sides = [one[side] for one in requests for side in ("prompt", "cached") if side in one]
     await add_texts(client, sides, MAX_TEXT_TOKENS)
     return {"requests": requests}
-
-
-def prefers_html(accept: str) -> bool:
-    """Whether an Accept header ranks `text/html` above JSON, as browsers' do."""
-    ranks = {}
-    for choice in accept.split(","):
-        kind, *parameters = (part.strip().lower() for part in choice.split(";"))
-        quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-        try:
-            ranks[kind] = float(quality)
-        except ValueError:
-            ranks[kind] = 0.0
-    json = ranks.get("application/json", ranks.get("application/*", ranks.get("*/*", 0.0)))
-    return ranks.get("text/html", 0.0) > json
 
 
 @cache

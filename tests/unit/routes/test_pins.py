@@ -96,9 +96,9 @@ def test_if_one_engine_cannot_pin_none_does() -> None:
     assert engines[0].pinned == {}
 
 
-PROMPT = "prompt has to be a text or a list of token ids"
-MESSAGES = "messages has to be a list of messages of text"
-SALT = "cache_salt has to be a text"
+PROMPT = "prompt: "
+MESSAGES = "messages"
+SALT = "cache_salt: "
 HALF = "\ud800"
 
 
@@ -125,7 +125,7 @@ def user(content: Any) -> dict[str, Any]:
             )
         ),
         *(({"prompt": "a", "cache_salt": salt}, SALT) for salt in ("", HALF)),
-        ({"prompt": "a", "model": 3}, "model has to be a text"),
+        ({"prompt": "a", "model": 3}, "model: Input should be a valid string"),
         ({"prompt": "a", "promt": "b"}, "unknown key 'promt'; did you mean prompt?"),
         ({"prompt": "a" * 1001}, "cannot be computed: the prompt is longer than 1000 tokens"),
     ],

@@ -12,7 +12,6 @@ from sgl_vllm.routes.score import begins_with
 from tests.fake_engines import FakeEngine, fake_server
 
 A, AB = {"prompt": "a"}, {"prompt": "ab"}
-NOT_A_PROMPT = 'an object {"prompt": "..."} or {"messages": [...]}'
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -38,22 +37,28 @@ def refusal(body: Any) -> tuple[int, str]:
     ("body", "sentence"),
     [
         ([], "the body has to be a JSON object"),
-        ({}, f"prompt must be {NOT_A_PROMPT}"),
-        ({"prompt": "a", "continuations": ["ab"]}, f"prompt must be {NOT_A_PROMPT}"),
-        ({"prompt": A}, "continuations must be a list of one or more objects"),
-        ({"prompt": A, "continuations": [AB, "ab"]}, f"each continuation must be {NOT_A_PROMPT}"),
-        ({"prompt": A, "continuations": [AB] * 1025}, "1,025 continuations; at most 1,024 are"),
+        ({}, "prompt: Field required"),
+        ({"prompt": "a", "continuations": ["ab"]}, "prompt: Input should be a valid dictionary"),
+        ({"prompt": A}, "continuations: Field required"),
+        ({"prompt": A, "continuations": [AB, "ab"]}, "continuations.1: Input should be a valid"),
+        ({"prompt": A, "continuations": [AB] * 1025}, "at most 1024 items"),
         *(
             (
                 {"prompt": chat(user(part)), "continuations": [chat(user(part))]},
-                "the content of a message must be a string or a list of texts",
+                "only prompts of text can be scored",
             )
             for part in ([5], [None], [["a"]], ["a", {"type": "text", "text": "b"}, 7])
         ),
         ({"prompt": A, "continuations": [AB], "wram": 1}, "unknown key 'wram'; did you mean warm?"),
         ({"prompt": A, "continuations": [AB], "x\n" * 999: 1}, r"unknown key 'x\nx\n"),
-        ({"prompt": A, "continuations": [AB], "warm": "yes"}, "warm must be true or false"),
-        ({"prompt": A, "continuations": [AB], "cache_salt": 5}, "cache_salt has to be a text"),
+        (
+            {"prompt": A, "continuations": [AB], "warm": "yes"},
+            "warm: Input should be",
+        ),
+        (
+            {"prompt": A, "continuations": [AB], "cache_salt": 5},
+            "cache_salt: Input",
+        ),
         ({"prompt": A, "continuations": [AB], "cache_salt": "x" * 200}, "at most 128 characters"),
         ({"prompt": {"prompt": 5}, "continuations": [AB]}, "prompt cannot be read: prompt: Input"),
         ({"prompt": A, "continuations": [AB, {}]}, "a continuation cannot be read: prompt: Field"),
