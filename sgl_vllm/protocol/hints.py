@@ -80,46 +80,18 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     """
     if not extra_args:
         return NO_HINTS
-    for name in (PROGRAM, FORK_GROUP, NEXT_TOOL):
-        if not _is_valid(extra_args.get(name)):
-            logger.warning(
-                "The hints of request %s are ignored: %s must be a string of at most %d "
-                "characters or an integer of at most %d bits",
-                quoted(request_id),
-                name,
-                MAX_HINT_LENGTH,
-                MAX_HINT_BITS,
-            )
-            return NO_HINTS
-    next_in_s = extra_args.get(NEXT_IN_S)
-    if next_in_s is not None and not _is_duration(next_in_s):
-        logger.warning(
-            "The hints of request %s are ignored: %s must be a number of seconds from 0 to %d",
-            quoted(request_id),
-            NEXT_IN_S,
-            MAX_NEXT_IN_S,
-        )
-        return NO_HINTS
-    step, graph = read_step_name(extra_args.get(STEP)), extra_args.get(GRAPH)
-    if (step is None and STEP in extra_args) or not _is_graph(graph):
-        logger.warning(
-            "The hints of request %s are ignored: %s must be written as DIGEST/INDEX, and %s must "
-            "be a string of at most %d ASCII characters",
-            quoted(request_id),
-            STEP,
-            GRAPH,
-            MAX_GRAPH_CHARS,
-        )
+    if problem := _problem_of(extra_args):
+        logger.warning("The hints of request %s are ignored: %s", quoted(request_id), problem)
         return NO_HINTS
     hints = Hints(
         extra_args.get(PROGRAM),
         extra_args.get(FORK_GROUP),
         _read_ends(extra_args.get(ENDS, 0)),
         extra_args.get(NEXT_TOOL),
-        next_in_s,
+        extra_args.get(NEXT_IN_S),
         bool(extra_args.get(AHEAD, 0)),
-        step,
-        graph,
+        read_step_name(extra_args.get(STEP)),
+        extra_args.get(GRAPH),
     )
     return NO_HINTS if hints == NO_HINTS else hints
 
@@ -147,17 +119,33 @@ def _read_ends(value: object) -> int:
     return value if isinstance(value, int) and value > 1 else int(bool(value))
 
 
-def _is_valid(value: object) -> bool:
+def _problem_of(extra_args: Mapping[str, Any]) -> str | None:
+    """What is wrong with the hints, without their values."""
+    for name in (PROGRAM, FORK_GROUP, NEXT_TOOL):
+        if not _is_name(extra_args.get(name)):
+            return (
+                f"{name} must be a string of at most {MAX_HINT_LENGTH} characters or an integer of "
+                f"at most {MAX_HINT_BITS} bits"
+            )
+    next_in_s, graph = extra_args.get(NEXT_IN_S), extra_args.get(GRAPH)
+    if next_in_s is not None and not _is_duration(next_in_s):
+        return f"{NEXT_IN_S} must be a number of seconds from 0 to {MAX_NEXT_IN_S}"
+    if STEP in extra_args and read_step_name(extra_args[STEP]) is None:
+        return f"{STEP} must be written as DIGEST/INDEX"
+    if graph is not None and not _is_graph(graph):
+        return f"{GRAPH} must be a string of at most {MAX_GRAPH_CHARS} ASCII characters"
+    return None
+
+
+def _is_name(value: object) -> bool:
     if isinstance(value, int):  # Python refuses to write out very large ones
         return value.bit_length() <= MAX_HINT_BITS
     return value is None or (isinstance(value, str) and len(value) <= MAX_HINT_LENGTH)
 
 
-def _is_graph(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= MAX_GRAPH_CHARS and value.isascii()
-    return value is None
-
-
 def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value <= MAX_NEXT_IN_S  # false for NaN
+
+
+def _is_graph(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_GRAPH_CHARS and value.isascii()

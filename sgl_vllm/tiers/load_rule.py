@@ -17,6 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 KEPT = 8
 """How many measurements of each size are kept. Their median is used."""
 MIN_SPREAD = 4.0
@@ -75,20 +77,12 @@ class MeasuredLine:
         sizes = [num for num, _ in points]
         if max(sizes) < MIN_SPREAD * min(sizes):
             return None
-        # Least squares with weights 1 / seconds^2.
-        weights = [1 / seconds**2 for _, seconds in points]
-        total = sum(weights)
-        mean_num = sum(w * num for w, (num, _) in zip(weights, points, strict=True)) / total
-        mean_s = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
-        rise = sum(
-            w * (num - mean_num) * (s - mean_s) for w, (num, s) in zip(weights, points, strict=True)
-        )
-        run = sum(w * (num - mean_num) ** 2 for w, (num, _) in zip(weights, points, strict=True))
-        token_s = max(0.0, rise / run)
-        fixed_s = mean_s - token_s * mean_num
-        if fixed_s < 0:
-            return Line(0.0, mean_s / mean_num)
-        return Line(fixed_s, token_s)
+        weights = 1 / np.array([seconds for _, seconds in points])
+        token_s, fixed_s = np.polyfit(*np.transpose(points), 1, w=weights).tolist()
+        mean_num, mean_s = np.average(points, axis=0, weights=weights**2).tolist()
+        if token_s < 0:
+            return Line(mean_s, 0.0)
+        return Line(fixed_s, token_s) if fixed_s >= 0 else Line(0.0, mean_s / mean_num)
 
 
 class LoadRule:
