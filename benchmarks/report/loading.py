@@ -6,26 +6,19 @@ Pure but for reading files.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ab.result import Difference, Limits
 from benchmarks.ab.workloads import WORKLOADS
-from benchmarks.arms import ARMS, ratio
+from benchmarks.arms import ARMS
 
 MANY_MORE_TOKENS = 0.1
 """Arms whose prompts differ by more than this share ask in different ways."""
-# Arguments that are files or addresses of the machine that measured: what stands for them.
-PLACEHOLDERS = {"data": "DIR", "stock_url": "URL", "sgl_url": "URL"}
-# Where the results went, and what is said otherwise.
-NOT_REPEATED = {"workload", "workloads", "json", "command"}
 
 
 class ReportError(ValueError):
@@ -69,36 +62,14 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One arm's figures by the names of `benchmarks.ab.result.Figures`: medians, and each round."""
-
-    medians: Mapping[str, float]
-    rounds: tuple[Mapping[str, float], ...]
-
-    def get(self, name: str) -> float | None:
-        return self.medians.get(name)
-
-    @property
-    def hit_rate(self) -> float | None:
-        cached, prompt = self.get("cached_prompt_tokens"), self.get("prompt_tokens")
-        return None if cached is None or not prompt else cached / prompt
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """The plugin without something; `throughput` is this / the full plugin's, of medians."""
-
-    title: str
-    throughput: float
-
-
-@dataclass(frozen=True)
 class Result:
     """One comparison.
 
     Attributes:
         variant: what tells it from the report's other results, "" if its workload does.
+        arms: medians by the names of `benchmarks.ab.result.Figures`, by arm.
         spreads: by the names of the JSON's "ratio"; "throughput" is always there.
+        unique_prompt_tokens: what any server must compute.
         score: by arm; an arm that has none is not there.
         num_rounds: of each arm; 0 if the file does not say.
         quick: whether it was a look and no measurement.
@@ -112,20 +83,14 @@ class Result:
     num_rounds: int
     quick: bool
     concurrency: int | None
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, Mapping[str, float]]
     spreads: Mapping[str, Spread]
     same_equal: int
     same_compared: int
-    differences: tuple[Difference, ...]
-    gain: str
-    limits: Limits
+    unique_prompt_tokens: int
     score: Mapping[str, float]
-    ablations: tuple[Ablation, ...]
-    parts: Mapping[str, str]
     switched: tuple[str, ...]
     server_args: tuple[str, ...]
-    started_here: bool
-    command: str
     machine: str
     date: str
     versions: Mapping[str, str]
@@ -143,17 +108,6 @@ class Result:
         """Whether the arms send prompts of such different lengths that hit rates say little."""
         stock, sgl = (self.arms[arm].get("prompt_tokens") or 0 for arm in ARMS)
         return min(stock, sgl) > 0 and abs(sgl / stock - 1) > MANY_MORE_TOKENS
-
-    def spread_of(self, name: str, better: int) -> Spread | None:
-        """Of one of the arms' figures; `better` as for `benchmarks.comparison.ratio`."""
-        stock, sgl = (self.arms[arm] for arm in ARMS)
-        if not better or name not in stock.medians or name not in sgl.medians:
-            return None
-        times = ratio(stock.medians[name], sgl.medians[name], better)
-        pairs = zip(stock.rounds, sgl.rounds, strict=False)
-        of_rounds = [ratio(a[name], b[name], better) for a, b in pairs if name in a and name in b]
-        known = [one for one in of_rounds if one is not None]
-        return None if times is None else Spread.of(times, known)
 
 
 @dataclass(frozen=True)
@@ -219,7 +173,7 @@ def _content_of(file: Path) -> dict[str, Any]:
 
 def _result(content: dict[str, Any], file: Path) -> Result:
     arguments, workload, same = content["arguments"], content["workload"], content["same_output"]
-    arms = {arm: _arm(content["arms"][arm]) for arm in ARMS}
+    arms = {arm: content["arms"][arm] for arm in ARMS}
     switched = [f"without {part}" for part in arguments.get("off") or []]
     switched += [arguments["policy"]] if arguments.get("policy") else []
     if stock_args := arguments.get("stock_args"):
@@ -234,25 +188,17 @@ def _result(content: dict[str, Any], file: Path) -> Result:
         model=_model(content),
         variant="",
         requests=content["requests"],
-        num_rounds=min(len(arm.rounds) for arm in arms.values()),
+        num_rounds=min(len(arm["rounds"]) for arm in arms.values()),
         quick=bool(arguments.get("quick")),
         concurrency=arguments.get("concurrency") or (usual.concurrency if usual else None),
-        arms=arms,
+        arms={name: _numbers(arm) for name, arm in arms.items()},
         spreads=spreads,
         same_equal=same["equal"],
         same_compared=same["compared"],
-        differences=tuple(Difference(**one) for one in content["differences"]),
-        gain=content["gain"],
-        limits=Limits(
-            **{one.name: content["limits"][one.name] for one in dataclasses.fields(Limits)}
-        ),
+        unique_prompt_tokens=content["limits"]["unique_prompt_tokens"],
         score=_numbers(content["score"]),
-        ablations=tuple(Ablation(one["title"], one["throughput"]) for one in content["ablations"]),
-        parts=content["parts"],
         switched=tuple(switched),
         server_args=tuple(content["server_args"]),
-        started_here=content["started_here"],
-        command=command_of(workload, arguments),
         machine=_in_words(**content["machine"]),
         date=content["date"],
         versions=content["versions"],
@@ -274,10 +220,6 @@ def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _arm(content: Mapping[str, Any]) -> Arm:
-    return Arm(_numbers(content), tuple(map(_numbers, content["rounds"])))
-
-
 def _spreads(content: Mapping[str, Any]) -> dict[str, Spread]:
     ratios = _numbers(content["ratio"])
     if wrong := [name for name, value in ratios.items() if value <= 0]:
@@ -292,26 +234,6 @@ def _spreads(content: Mapping[str, Any]) -> dict[str, Spread]:
 def _in_words(cores: int, processor: str, accelerator: str | None) -> str:
     words = f"{cores} {'core' if cores == 1 else 'cores'} of {processor}"
     return f"{words} and {accelerator}" if accelerator else words
-
-
-def command_of(workload: str, arguments: Mapping[str, Any]) -> str:
-    """What repeats a measurement; folders and addresses of the machine are named, not shown."""
-    words = ["python", "-m", "benchmarks.ab", workload]
-    for name, value in arguments.items():
-        if name in NOT_REPEATED or value in (None, False, "", []):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        elif name in PLACEHOLDERS:
-            words += [option, PLACEHOLDERS[name]]
-        elif isinstance(value, list):
-            words += [word for one in value for word in (option, shlex.quote(str(one)))]
-        else:
-            text = shlex.quote("MODEL" if name == "model" and _is_path(value) else str(value))
-            # A value that begins with a dash would be taken for an option of its own.
-            words += [f"{option}={text}"] if str(value).startswith("-") else [option, text]
-    return " ".join(words)
 
 
 def _is_path(value: object) -> bool:

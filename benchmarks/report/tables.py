@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.ab.table import ROWS
 from benchmarks.arms import ARMS
 from benchmarks.report.loading import ReportError, Result, Results, Spread, Verdict
 
@@ -23,27 +22,24 @@ SHOWN_BY = "python -m benchmarks.report DIR"
 class Cell:
     """What is said, what is said in smaller letters after it, and how it is meant.
 
-    `tone` is a `Verdict`'s value, or "" where nothing is judged. `order` is the number that the
-    page sorts by, None where there is none.
+    `tone` is a `Verdict`'s value, or "" where nothing is judged.
     """
 
     text: str
     note: str = ""
     tone: str = ""
-    order: float | None = None
 
 
 EMPTY = Cell("")
-SPACE, NARROW = "\u00a0", "\u202f"
-"""Spaces at which no line ends."""
+SPACE = "\u00a0"
+"""At which no line ends."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, whether the short table has it too, and a result's cell."""
+    """A heading, and a result's cell."""
 
     heading: str
-    short: bool
     cell: Callable[[Result], Cell]
 
 
@@ -78,15 +74,6 @@ def count(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def percent(share: float | None) -> str:
-    if share is None:
-        return ""
-    shown = 100 * share
-    if 0 < shown < 0.1:
-        return f"<0.1{NARROW}%"
-    return f"{shown:.1f}{NARROW}%" if 0 < shown < 10 else f"{shown:.0f}{NARROW}%"
-
-
 def _three_decimals(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
@@ -101,7 +88,7 @@ def ratio_cell(spread: Spread | None) -> Cell:
         note = "one round"
     elif spread.verdict is Verdict.NO_DIFFERENCE:
         text, note = spread.verdict.value, f"{text}, {note}"
-    return Cell(text, note, spread.verdict.value, spread.ratio)
+    return Cell(text, note, spread.verdict.value)
 
 
 def _both(
@@ -111,10 +98,10 @@ def _both(
     *,
     note: str = "",
 ) -> Cell:
-    """Both arms' numbers in words; the order is that of the numbers with the plugin."""
+    """Both arms' numbers in words."""
     if stock is None and sgl is None:
         return EMPTY
-    return Cell(f"{said(stock) or '?'} → {said(sgl) or '?'}", note, order=sgl)
+    return Cell(f"{said(stock) or '?'} → {said(sgl) or '?'}", note)
 
 
 # -- the table of all workloads
@@ -126,20 +113,9 @@ def _passes(one: Result) -> Cell:
 
 def _computed(one: Result) -> Cell:
     # The bound is that of the prompts that stock was sent: the other arm may send different ones.
-    unique = "" if one.different_prompts else count(one.limits.unique_prompt_tokens)
+    unique = "" if one.different_prompts else count(one.unique_prompt_tokens)
     both = (one.arms[arm].get("computed_prompt_tokens") for arm in ARMS)
     return _both(count, *both, note=f"at least{SPACE}{unique}" if unique else "")
-
-
-def _hit_rate(one: Result) -> Cell:
-    if one.different_prompts:
-        return Cell("different prompts")
-    best = percent(one.limits.best_hit_rate)
-    return _both(
-        percent,
-        *(one.arms[arm].hit_rate for arm in ARMS),
-        note=f"at best{SPACE}{best}" if best else "",
-    )
 
 
 def _score(one: Result) -> Cell:
@@ -150,73 +126,36 @@ def _same_output(one: Result) -> Cell:
     if not one.same_compared:
         return EMPTY
     if one.same_equal == one.same_compared:
-        return Cell("all", f"of {count(one.same_compared)}", order=1)
-    share = one.same_equal / one.same_compared
-    return Cell(count(one.same_equal), f"of {count(one.same_compared)}", order=share)
+        return Cell("all", f"of {count(one.same_compared)}")
+    return Cell(count(one.same_equal), f"of {count(one.same_compared)}")
 
 
 COLUMNS = (
-    Column("workload", True, lambda one: Cell(one.workload, one.variant)),
-    Column("throughput", True, lambda one: ratio_cell(one.throughput)),
-    Column("latency, p50", True, lambda one: ratio_cell(one.spreads.get("latency_p50"))),
-    Column("first token, p50", False, lambda one: ratio_cell(one.spread_of("ttft_p50_s", -1))),
-    Column("first token, p99", True, lambda one: ratio_cell(one.spreads.get("ttft_p99"))),
-    Column("forward passes", True, _passes),
-    Column("prompt tokens computed", True, _computed),
-    Column("hit rate", False, _hit_rate),
-    Column("same output", True, _same_output),
-    Column("score", True, _score),
+    Column("workload", lambda one: Cell(one.workload, one.variant)),
+    Column("throughput", lambda one: ratio_cell(one.throughput)),
+    Column("latency, p50", lambda one: ratio_cell(one.spreads.get("latency_p50"))),
+    Column("first token, p99", lambda one: ratio_cell(one.spreads.get("ttft_p99"))),
+    Column("forward passes", _passes),
+    Column("prompt tokens computed", _computed),
+    Column("same output", _same_output),
+    Column("score", _score),
 )
 
 
-def short_table(results: Sequence[Result]) -> Table:
-    return _table(results, [one for one in COLUMNS if one.short])
-
-
-def full_table(results: Sequence[Result]) -> Table:
-    return _table(results, COLUMNS)
-
-
-def _table(results: Sequence[Result], columns: Sequence[Column]) -> Table:
-    cells = [[column.cell(one) for one in results] for column in columns]
+def table_of(results: Sequence[Result]) -> Table:
+    cells = [[column.cell(one) for one in results] for column in COLUMNS]
     kept = [i for i, of_column in enumerate(cells) if any(cell != EMPTY for cell in of_column)]
     rows = zip(*(cells[i] for i in kept), strict=True)
-    return Table(tuple(columns[i].heading for i in kept), tuple(rows))
-
-
-# -- tables of one result, and of vLLM's load generator
-
-
-def figures_table(one: Result) -> Table:
-    """All figures of both arms, medians, with their ratios where one of them is better."""
-    rows = []
-    above = ""
-    for name, label, form, better in ROWS:
-        if label.startswith("p99"):  # of the row above
-            label = f"{above}, {label}"
-        above = label.partition(", p50")[0]
-        stock, sgl = (one.arms[arm].get(name) for arm in ARMS)
-        if stock is None or sgl is None:
-            continue
-        shown = [Cell(format(_as(form, value), form)) for value in (stock, sgl)]
-        rows.append((Cell(label), *shown, ratio_cell(one.spread_of(name, better))))
-    return Table(("", *ARMS, "ratio"), tuple(rows))
-
-
-def _as(form: str, value: float) -> float:
-    return round(value) if form.endswith("d") else value
+    return Table(tuple(COLUMNS[i].heading for i in kept), tuple(rows))
 
 
 # -- Markdown
 
 
 def markdown(results: Results, option: str = "") -> str:
-    """The short table and vLLM's own figures, as far as there are some, and the caption, which says
-    how the table was made: with this option of the command."""
-    parts = []
-    if results.results:
-        parts += [_markdown_table(short_table(results.results)), caption(results, option)]
-    return "\n\n".join(parts) + "\n"
+    """The table, and the caption, which says how the table was made: with this option of the
+    command."""
+    return f"{_markdown_table(table_of(results.results))}\n\n{caption(results, option)}\n"
 
 
 def caption(results: Results, option: str) -> str:

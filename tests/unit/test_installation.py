@@ -169,7 +169,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) 
     assert {str(path.relative_to(ROOT)) for path in pages} <= set(names)
     assert "sgl_vllm/pages/tree/tree.css" in names
     shipped = "sgl_vllm/shipped/benchmarks/"
-    data = ("report/page.html", "results/counts.json", "schemas.jsonl")
+    data = ("results/counts.json", "schemas.jsonl")
     assert {f"{shipped}{name}" for name in data} <= set(names)
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}

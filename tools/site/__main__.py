@@ -4,7 +4,6 @@ Owns what is where in the output:
 
     index.html                     the versions that the folder has
     0.1.0/docs/index.html          the start page of one version
-    0.1.0/benchmark-report.html    the report of benchmarks/results/cpu
 
 Folders of other versions in the output stay, so a release is published by building into a copy of
 what is published already. A warning of Sphinx, such as a broken link, is an error.
@@ -21,11 +20,9 @@ from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
-from benchmarks.report import loading, page
 from sgl_vllm.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 START_PAGE = "docs/index.html"
 
 REDIRECT = f"""\
@@ -64,8 +61,6 @@ def build(output: Path) -> int:
         if status := build_main([*options, str(ROOT), str(folder)]):
             return status
     (folder / "index.html").write_text(REDIRECT)
-    report = page.page(loading.load([RESULTS]), home=START_PAGE)
-    (folder / "benchmark-report.html").write_text(report)
     (output / "index.html").write_text(versions_page(output))
     return 0
 

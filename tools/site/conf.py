@@ -31,8 +31,6 @@ source_suffix = {".md": "markdown"}
 highlight_language = "none"
 smartquotes = False  # `--flag` stays two hyphens
 myst_heading_anchors = 4
-# `site:` is a path in the built site, for what Sphinx does not write.
-myst_url_schemes = {"http": None, "https": None, "site": "{{path}}"}
 
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {

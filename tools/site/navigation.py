@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 FOLDERS = {
-    "../benchmarks/results/cpu": "site:../benchmark-report.html",
+    "../benchmarks/results/cpu": "benchmarks.md#results",
     "../deploy": "install.md#containers",
     "../examples": "language.md",  # which lists them
 }
