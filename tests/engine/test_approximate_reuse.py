@@ -271,7 +271,7 @@ def test_chunks_are_computed_in_steps_in_which_others_jump(start) -> None:
     formats = StructuredOutputsParams(regex=regex)
     prompt = Prompt((D, C, A, B))
     add, tokens = engine.llm.llm_engine.add_request, [*range(20, 60)]
-    for num_before in range(14):
+    for num_before in range(0, 14, 2):
         for number in range(3):
             params = greedy(60, structured_outputs=formats)
             add(f"{number} of {num_before}", {"prompt_token_ids": [*tokens, number]}, params)
@@ -284,7 +284,7 @@ def test_chunks_are_computed_in_steps_in_which_others_jump(start) -> None:
         for answer in answers.values():
             assert re.match(regex, engine.tokenizer.decode(tokens_of(answer)))
         engine.check_nothing_is_left()
-    assert engine.scheduler.parts.jump.counters.jumps > 40
+    assert engine.scheduler.parts.jump.counters.jumps > 20
 
 
 # -- the KV itself

@@ -149,7 +149,7 @@ def test_random_requests_get_stocks_tokens(start):
         engine = start(
             plugin, kv_transfer_config=config, num_gpu_blocks_override=20, max_model_len=512
         )
-        tokens = [engine.tokens(random_asks(24, BEGINNINGS, seed)) for seed in (1, 2)]
+        tokens = [engine.tokens(random_asks(14, BEGINNINGS, seed)) for seed in (1, 2)]
         engine.settle()
         engine.check_nothing_is_left()
         return tokens

@@ -101,14 +101,6 @@ def test_a_request_that_waits_alone_is_not_held_back_if_it_is_cached(clock: Stop
     assert 0 < server.machine.computed["back"] < 64
 
 
-def test_a_context_that_does_not_come_back_in_time_is_not_waited_for(clock: StoppedTime) -> None:
-    server = Server(clock)
-    server.serve(words(1200))
-    assert server.must_wait()
-    clock.now_s += 2
-    assert not server.is_waiting
-
-
 def test_a_context_that_ends_is_not_waited_for_and_goes_first(clock: StoppedTime) -> None:
     server = Server(clock)
     older = server.serve(words(384))
@@ -116,16 +108,6 @@ def test_a_context_that_ends_is_not_waited_for_and_goes_first(clock: StoppedTime
     assert not server.must_wait()
     assert server.num_cached(older) == 384
     assert server.num_cached(ended) < 600
-
-
-def test_a_promise_counts_until_the_tool_is_known(clock: StoppedTime) -> None:
-    server = Server(clock)
-    server.serve(words(1200), extra_args={"sgl_next_tool": "build", "sgl_next_in_s": 4})
-    assert server.must_wait()
-    clock.now_s += 7
-    assert server.is_waiting  # without the promise, for one second only
-    clock.now_s += 2
-    assert not server.is_waiting
 
 
 TWICE = StepGraph((Step(), Step(0, "run"), Step(1, "run")))
@@ -150,14 +132,3 @@ def test_one_tool_may_take_long_at_one_step_of_a_program_and_not_at_another(
             clock.now_s += tool_s
     server.serve(words(1200), **step_of(TWICE, index))
     assert server.must_wait() == waits
-
-
-def test_a_step_that_is_not_known_yet_pauses_as_its_tool_does(clock: StoppedTime) -> None:
-    server = Server(clock)
-    for _ in range(MIN_OUTCOMES):
-        prompt = words(64)
-        server.serve(prompt, extra_args={"sgl_next_tool": "run"})
-        clock.now_s += 60
-        server.serve([*prompt, *words(8)])
-    server.serve(words(1200), **step_of(TWICE, 0))
-    assert not server.must_wait(), "for any other pause it would have been expected"

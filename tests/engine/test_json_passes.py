@@ -21,7 +21,7 @@ from tests.engine.engine import Ask, Engine, tokens_of, words
 
 pytestmark = pytest.mark.platforms
 
-NUM_REQUESTS = 8
+NUM_REQUESTS = 4
 SPARE_PASSES = 2
 """Of each request, on average: one in flight when it ended, and one at a jump that was not
 expected, most of them where a string or a number ends in a format not seen before."""
@@ -61,7 +61,7 @@ CALLS = {  # as vLLM's parser for Hermes has them
 CALLING = {"structural_tag": json.dumps({"type": "structural_tag", "format": CALLS})}
 
 
-def asks(kind: str, max_tokens: int = 96) -> list[Ask]:
+def asks(kind: str, max_tokens: int = 72) -> list[Ask]:
     plain = [one.text for one in schemas(None) if is_plain(json.loads(one.text))]
     formats: dict[str, list[dict[str, Any]]] = {
         "regex": [{"regex": CHARACTER}] * NUM_REQUESTS,
@@ -69,7 +69,7 @@ def asks(kind: str, max_tokens: int = 96) -> list[Ask]:
         "tool calls": [CALLING] * NUM_REQUESTS,
     }
     # So that an answer has several calls. The model would end it after one.
-    more = {"min_tokens": min(max_tokens, 80)} if kind == "tool calls" else {}
+    more = {"min_tokens": min(max_tokens, 60)} if kind == "tool calls" else {}
     return [
         Ask(
             words(20, seed=number),

@@ -60,23 +60,6 @@ def offloading(tmp_path) -> KVTransferConfig:
     return KVTransferConfig(**offloading_config(tmp_path))
 
 
-def both(tmp_path) -> KVTransferConfig:
-    return KVTransferConfig(
-        kv_connector="MultiConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={
-            "connectors": [
-                offloading_config(tmp_path),
-                {
-                    "kv_connector": "ExampleConnector",
-                    "kv_role": "kv_both",
-                    "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "example")},
-                },
-            ]
-        },
-    )
-
-
 def all_get_what_they_should(engine: Engine, want: Run, seeds: int) -> None:
     """Once undisturbed, then with aborts, preemptions and resets of the cache. In the later rounds
     prompts are loaded."""
@@ -113,14 +96,6 @@ def test_a_connector_is_told_of_requests_that_run_on_and_on(start, want, shape, 
     assert engine.scheduler.connector.num_several > 50
 
 
-@pytest.mark.slow
-def test_answers_beside_vllms_offloading_are_those_without(start, want, tmp_path):
-    engine = start_tiny(
-        start, *SHAPES[1], plugin={"tier_rule": "always"}, kv_transfer_config=offloading(tmp_path)
-    )
-    all_get_what_they_should(engine, want, seeds=3)
-
-
 def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(start):
     config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
     engine = start({}, kv_transfer_config=config, num_gpu_blocks_override=24, max_model_len=256)
@@ -133,24 +108,6 @@ def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(s
     assert result.kv_transfer_params == {"witness": len(tokens_of(result))}
     engine.settle()
     engine.check_nothing_is_left()
-
-
-@pytest.mark.slow
-def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path):
-    """It can neither store a prompt that comes in chunks nor load for a preempted request."""
-    engine = start_tiny(
-        start,
-        *(32, 160, 16, False, "fcfs"),
-        plugin={"tier_rule": "always"},
-        kv_transfer_config=both(tmp_path),
-    )
-    for _ in range(2):
-        assert run(engine, jobs(32, 24, seed=32), 10_000, None).answers == want.answers
-        assert engine.llm.reset_prefix_cache()
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 800
-    counters = engine.scheduler.sgl_vllm.stats().radix
-    tiers = (counters.host_hit_tokens, counters.disk_hit_tokens, counters.other_tier_hit_tokens)
-    assert sum(tiers) > 0
 
 
 # -- what it stores -------------------------------------------------------------------------------
@@ -200,6 +157,3 @@ def test_what_was_stored_of_a_jumped_request_is_what_it_had_computed(start, tmp_
     beyond, loaded, computed = stored_and_computed(start, tmp_path)
     assert sum(num_tokens > 0 for num_tokens in beyond) >= 6
     assert loaded == pytest.approx(computed, abs=1e-4)
-
-
-# -- which ones -----------------------------------------------------------------------------------

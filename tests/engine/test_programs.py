@@ -57,7 +57,7 @@ def tiny(num_blocks: int, block_size: int = 32, chunk: int = 96, **more: Any) ->
 EXACT = {"jump_mode": "exact"}
 BY_PROGRAM = {"schedule_policy": "program", "schedule_hold_s": 1.0, "schedule_max_delay": 100.0}
 FAIR = {"schedule_max_overtakes": 1, "schedule_fair_quantum": 300}
-ONE, DRAFTS, RECURRENT, MLA = (2, 120), (3, 60), (42, 100), (4, 24)
+ONE, DRAFTS, RECURRENT, MLA = (151, 60), (3, 60), (42, 100), (4, 24)
 
 
 def drafting(method: str, setting: Setting, program: tuple[int, int] = (30, 45), **more) -> Case:
@@ -208,5 +208,5 @@ def test_an_engine_that_gets_nowhere_is_a_failure_with_its_seed(start, monkeypat
     monkeypatch.setattr("tests.engine.play.HANG_S", 0.2)
     engine = start_for(start, Setting(None), {})
     engine.scheduler.max_num_scheduled_tokens = 0
-    with pytest.raises(Hang, match=r"seed 2.*waiting"):
+    with pytest.raises(Hang, match=r"seed 151.*waiting"):
         play(engine, random_program(*ONE), None)

@@ -50,21 +50,6 @@ def test_a_conversation_with_a_tool_is_seen_by_default(machine: Machine) -> None
     assert states(machine) == {"ended": 1}
 
 
-def test_branches_of_a_program_are_one_program(machine: Machine) -> None:
-    hints = {"sgl_program": "p"}
-    serve(machine, words(64), extra_args=hints)
-    serve(machine, words(64), extra_args={**hints, "sgl_ends": 1})
-    assert states(machine) == {"unknown": 1}
-    serve(machine, words(64), extra_args={**hints, "sgl_next_tool": "bash"})
-    assert states(machine) == {"in_tool": 1}
-    serve(machine, words(64), extra_args=hints, cache_salt="another tenant")
-    assert states(machine) == {"in_tool": 1, "unknown": 1}
-    machine.add(words(64), 3, extra_args=hints)
-    machine.step()
-    assert states(machine) == {"running": 1, "unknown": 1}
-    machine.run()
-
-
 def test_a_request_ahead_of_time_leaves_its_program_in_the_tool(machine: Machine) -> None:
     """Nor is the time until it arrives taken for the time that the tool takes."""
     prompt = serve(machine, words(64), extra_args={"sgl_program": "p", "sgl_next_tool": "bash"})

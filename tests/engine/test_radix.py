@@ -15,7 +15,7 @@ from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.keys import namespace_of
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import requests
-from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.machine import Machine
 
 
@@ -46,18 +46,6 @@ def test_hits_end_at_the_last_shared_token_that_was_computed(fresh):
     # One token at least has to run, or there is nothing to sample from. Tenants share nothing.
     asks = [Ask(words(200), greedy(), salt) for salt in ("a", "b", None, "a")]
     assert cached_tokens(fresh, *asks) == [0, 0, 0, 199]
-
-
-def test_a_chat_finds_its_answers_and_keeps_one_copy_of_its_history(fresh):
-    history, num_computed = words(90), 0
-    for turn in range(6):
-        (output,) = fresh.run([Ask(history, greedy(5))])
-        assert output.num_cached_tokens == num_computed
-        # The last sampled token was never fed to the model, so its KV does not exist.
-        num_computed = len(history) + 4
-        history = history + tokens_of(output) + words(7, seed=turn)
-    tree = fresh.scheduler.parts.radix.tree
-    assert tree.num_blocks == -(-tree.num_tokens // 128)
 
 
 def test_a_request_that_runs_is_found_by_those_that_come_later(fresh):
@@ -157,16 +145,6 @@ def test_adapters_share_by_name_and_path_as_in_stock():
 
 
 # -- engines of their own -------------------------------------------------------------------------
-
-
-def test_a_request_as_large_as_the_cache_is_still_admitted(start):
-    """A hit inside a block needs one block more for the copy; that must not lock a request out."""
-    engine = start(plugin={}, block_size=32, num_gpu_blocks_override=9, max_model_len=256)
-    prompt = words(250)
-    outputs = engine.run([Ask(prompt[:30], greedy()), Ask(prompt, greedy(5))])
-    assert len(tokens_of(outputs[1])) == 5
-    assert cached_tokens(engine, Ask(prompt[:250], greedy(5))) > [100]
-    engine.check_nothing_is_left()
 
 
 def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monkeypatch):

@@ -18,10 +18,9 @@ CARD = r'\{"name": "([A-Z][a-z]{2,8})", "age": ([1-9][0-9])\}'
 ASKING = {REPORT: 1}
 
 
-@pytest.fixture(scope="module", params=["canonical", "exact"])
-def engine(start, request) -> Engine:
-    options = {"jump_mode": request.param, "fsm": request.param == "canonical"}
-    started: Engine = start({**options, "tree_text": True})
+@pytest.fixture(scope="module")
+def engine(start) -> Engine:
+    started: Engine = start({"tree_text": True})
     return started
 
 
@@ -55,7 +54,6 @@ def constants(text: str, pattern: str) -> list[str]:
     return [text[a:b] for a, b in zip(edges[::2], [*edges[1::2], len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -77,7 +75,6 @@ def test_what_is_reported_as_forced_stands_in_the_pattern(engine, pattern):
     assert sum(map(len, forced)) > 0.8 * sum(map(len, fixed))
 
 
-@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
 def test_a_report_ends_with_the_text(engine):
     if DROPS_AFTER_STOP:  # vLLM 0.31 does not jump beside a stop string
         text, report = told(engine, card(engine, stop=["age"]))
@@ -91,7 +88,6 @@ def test_a_report_ends_with_the_text(engine):
     assert report["forced_bytes"][-1][1] <= len(text.encode())
 
 
-@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
 def test_an_aborted_request_leaves_no_record(engine):
     llm = engine.llm.llm_engine
     ask = card(engine, "([a-z]{200})")
@@ -106,15 +102,6 @@ def test_an_aborted_request_leaves_no_record(engine):
     assert not records
 
 
-@pytest.mark.parametrize("engine", ["exact"], indirect=True)
-def test_exact_jumps_over_grammars_of_stock_are_reported_too(engine):
-    pattern = "(é|è): ([0-9])"
-    text, report = told(engine, card(engine, pattern))
-    assert re.fullmatch(pattern, text)
-    assert all(0 <= start < end <= len(text.encode()) for start, end in report["forced_bytes"])
-
-
-@pytest.mark.parametrize("engine", ["canonical"], indirect=True)
 def test_a_report_says_where_its_prompt_left_the_cache(engine):
     """That includes a request with text forced at its start, which enters before its prompt is
     computed."""

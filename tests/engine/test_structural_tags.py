@@ -93,6 +93,7 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a call, text": ({**TRIGGERED, "at_least_one": True}, [f"{FIRST} and{SECOND}"]),
     "one call": ({**TRIGGERED, "stop_after_first": True}, [f"x{SECOND}", FIRST]),
     "no thoughts": ({**TRIGGERED, "excludes": ["<think>"]}, [f"a <thi {FIRST} <think"]),
+    "at most one call": ({**SEPARATED, "stop_after_first": True}, [FIRST, FIRST + SECOND, ""]),
     "calls": ({**SEPARATED, "at_least_one": True}, [FIRST + SECOND]),
     "a thought, then calls": (
         {"type": "sequence", "elements": [THOUGHT, LINE_END, TRIGGERED]},

@@ -38,10 +38,6 @@ expr ::= expr "+" term | expr "-" term | term
 term ::= term "*" factor | term "/" factor | factor
 factor ::= "(" expr ")" | [0-9]+
 """,
-    "arithmetic, ambiguous": r"""
-root ::= expr
-expr ::= expr " + " expr | expr " * " expr | "-" expr | "(" expr ")" | [0-9]+ | [a-z]+
-""",
     "sql": r"""
 root ::= select ";"
 select ::= "SELECT " columns " FROM " name (" WHERE " condition)? order? (" LIMIT " [1-9] [0-9]*)?
@@ -53,28 +49,6 @@ comparison ::= name " " operator " " value | "(" condition ")" | "NOT " comparis
 operator ::= "=" | "<>" | "<" | ">" | "<=" | ">=" | "LIKE"
 value ::= [0-9]+ | "'" [^']* "'" | name | "(" select ")"
 name ::= [a-z_] [a-z0-9_]*
-""",
-    "csv": r"""
-root ::= line{1,20}
-line ::= field ("," field)* "\n"
-field ::= [^",\n]* | "\"" ([^"] | "\"\"")* "\""
-""",
-    "calls": r"""
-root ::= call
-call ::= name "(" (argument (", " argument)*)? ")"
-argument ::= (name "=")? value
-value ::= number | string | list | call | "True" | "False" | "None"
-list ::= "[" (value (", " value)*)? "]"
-name ::= [a-zA-Z_] [a-zA-Z0-9_]*
-number ::= "-"? [0-9]+ ("." [0-9]+)?
-string ::= "\"" [^"\n]* "\""
-""",
-    "xml, fixed": r"""
-root ::= "<person>\n" name age emails "</person>"
-name ::= "  <name>" text "</name>\n"
-age ::= "  <age>" [0-9]{1,3} "</age>\n"
-emails ::= "  <emails>\n" ("    <email>" text "</email>\n")* "  </emails>\n"
-text ::= [^<>&]+
 """,
     "xml, nested": r"""
 root ::= element
@@ -133,27 +107,6 @@ hiragana    ::= [ぁ-ゟ]
 katakana    ::= [ァ-ヿ]
 punctuation ::= [、-〾]
 cjk         ::= [一-鿿]
-""",
-    "lisp": r"""
-root ::= sexp
-sexp ::= atom | "(" ws (sexp (ws1 sexp)*)? ws ")"
-atom ::= [a-z+*/-] [a-z0-9+*/-]* | [0-9]+ | "\"" [^"]* "\""
-ws ::= [ \n]*
-ws1 ::= [ \n]+
-""",
-    "logic": r"""
-root ::= or
-or ::= and " or " or | and
-and ::= not " and " and | not
-not ::= "not " not | "(" or ")" | var
-var ::= [a-z]+ | "true" | "false"
-""",
-    "lambda": r"""
-root ::= term
-term ::= app | "λ" var "." term
-app ::= atom | app " " atom
-atom ::= var | "(" term ")"
-var ::= [a-z]
 """,
 }
 """By name. All are compiled by the automata."""

@@ -80,31 +80,6 @@ def test_masks_of_troublesome_pieces(everything, name, dense_from, max_shared, m
         check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
 
 
-TEXTS = {
-    "tree": '{"name": "é\\u00e9😀", "kind": 12, "children": [{"name": ""}]}',
-    "long strings": '"' + "aé" * 449 + 'x"',
-    "short strings": '["", "abc", "😀😀é", "\\"\\u0061"]',
-    "names excluded": '{"a": 1, "abc": "x", "b\\n": "", "éé": ""}',
-    "names of patterns": '{"a": 1, "i": 5, "ix": 0, "z\\"": true}',
-    "shared beginnings": '"abbb"',
-    "counted members": '{"a": 1, "c": 3}',
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_masks_all_along_a_text(everything, name):
-    masks = Bitmasks(everything)
-    state = Automaton(GRAMMARS[name]()).start
-    text = TEXTS[name].encode()
-    for number, byte in enumerate(text):
-        if number % (1 + len(text) // 100) == 0:
-            check(masks, everything, [state])
-        following = state.step(byte)
-        assert following is not None
-        state = following
-    assert state.accepting
-
-
 @pytest.fixture
 def walked_from(monkeypatch) -> list:
     """The nodes of which walks of the vocabulary begin."""
