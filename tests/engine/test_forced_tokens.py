@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +18,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
-from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.engine.forced_oracle import ForcedOracle
 from tests.engine.fsm_backends import OBJECT, backend, bits
 from tests.engine.programs import CARD, LETTER, PERSON
@@ -134,54 +131,3 @@ def walks(
 def test_what_is_forced_is_what_xgrammars_masks_force(ours, oracle, name, stops):
     num_forced = walks(ours, oracle, FORMATS[name], stops)
     assert num_forced > 0 or stops
-
-
-# -- the test itself -------------------------------------------------------------------------------
-
-
-def hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ForcedTokenizer, "num_settled", lambda self, tokens, next_bytes: len(tokens))
-
-
-def hold_the_last_token_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ForcedTokenizer, "num_settled", lambda self, tokens, _: max(0, len(tokens) - 1))
-
-
-def decide_for_the_model(patch: pytest.MonkeyPatch) -> None:
-    """Where two bytes may follow, force the first."""
-    forced = SglGrammar.forced
-
-    def and_one_more(self: SglGrammar) -> tuple[bytes, int, int | None]:
-        run, next_bytes, end = forced(self)
-        if run and next_bytes.bit_count() == 2:
-            run, next_bytes = run + bytes([(next_bytes & -next_bytes).bit_length() - 1]), 0
-        return run, next_bytes, end
-
-    patch.setattr(SglGrammar, "forced", and_one_more)
-
-
-def stop_early(patch: pytest.MonkeyPatch) -> None:
-    """Force only the first byte of what is forced."""
-    forced = SglGrammar.forced
-
-    def first_byte(self: SglGrammar) -> tuple[bytes, int, int | None]:
-        run, next_bytes, end = forced(self)
-        return (run[:1], 1 << run[1], None) if len(run) > 1 else (run, next_bytes, end)
-
-    patch.setattr(SglGrammar, "forced", first_byte)
-
-
-MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
-    hold_nothing_back,
-    hold_the_last_token_back,
-    decide_for_the_model,
-    stop_early,
-]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(ours, oracle, mistake, monkeypatch):
-    mistake(monkeypatch)
-    with pytest.raises(AssertionError):
-        for constraint in FORMATS.values():
-            walks(ours, oracle, constraint)

@@ -42,6 +42,9 @@ PEOPLE, THE_PEOPLE = " people", "the people"
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "nothing to decide": {"regex": WHOLE},
+    "nothing to decide, and on it goes": {"regex": WHOLE, "max_tokens": 30, "ignore_eos": True},
+    "stop string in the opening": {"stop": ["city"]},
     "max_tokens in forced text": {"max_tokens": 12},
     "stop string in forced text": {"stop": ["millions"]},
     "stop string kept": {"stop": ["in mil"], "include_stop_str_in_output": True},
@@ -73,22 +76,7 @@ REFUSED = {
 ON_V2 = ("bad words in the forced text",)
 """The V1 runner takes the output of a resumed request for prompt, so there they do not jump."""
 
-OPENINGS: dict[str, dict[str, Any]] = {
-    "card": {},
-    "sentence": {"regex": SENTENCE},
-    "nothing to decide": {"regex": WHOLE},
-    "nothing to decide, and on it goes": {"regex": WHOLE, "max_tokens": 30, "ignore_eos": True},
-    "a choice": {"choice": ["Paris in France", "Paris in Texas"]},
-    **{f"max_tokens {number}": {"max_tokens": number} for number in (1, 2, 3, 9, 13)},
-    "stop string in the opening": {"stop": ["city"]},
-    "stop string of the sampled token": {"regex": SENTENCE, "stop": ["is "]},
-    "stop tokens": {"stop_token_ids": list(range(300, 2000, 2))},
-    "several samples": {"regex": SENTENCE, "n": 3, "temperature": 1, "top_k": 1},
-}
-"""Text that is forced at the start enters before the first pass. These run together."""
 LONG = [*range(40, 250)]
-PROMPTS = {"short": [70, 71, 72], "a block": LONG[:32], "long": LONG}
-"""With the longest, every answer ends at the length that the model allows."""
 
 CHOICES = "".join(f"[abc]{digit}" for digit in "1234567890") + " and [xyz] is the end"
 """Letters are the model's choice, and digits the only legal token."""
@@ -140,16 +128,6 @@ def one_at_a_time(engine: Engine) -> dict[str, tuple[RequestOutput, int, range]]
     return found
 
 
-def openings(engine: Engine) -> dict[tuple[str, str], Any]:
-    asks = {
-        (case, length): ask(engine, prompt, **options)
-        for case, options in OPENINGS.items()
-        for length, prompt in PROMPTS.items()
-    }
-    outputs = engine.run(list(asks.values()))
-    return {name: seen(output) for name, output in zip(asks, outputs, strict=True)}
-
-
 def seen(output: RequestOutput) -> list[Any]:
     """What a client sees of each sample, and which of its tokens had no alternative."""
     return [
@@ -196,7 +174,7 @@ def want(start) -> dict[str, Any]:
     stock = start(async_scheduling=False, **SETTINGS)
     exact = mixed(stock)
     with decoding_one_by_one(stock.scheduler):
-        return {"exact": exact, "alone": one_at_a_time(stock), "openings": openings(stock)}
+        return {"exact": exact, "alone": one_at_a_time(stock)}
 
 
 @pytest.fixture(scope="module", params=["canonical", "exact"])
@@ -233,7 +211,7 @@ def test_jumps_end_where_decoding_one_by_one_ends_and_take_fewer_passes(engine, 
     rows, wanted_rows = output.prompt_logprobs, wanted.prompt_logprobs  # the last case's
     for token, row, other in list(zip(output.prompt_token_ids, rows, wanted_rows, strict=True))[1:]:
         assert row[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
-    assert counters(engine).errors == 0
+    assert counters(engine).errors == 0 and len(engine.scheduler.parts.jump.unsent) == 0
     engine.check_nothing_is_left()
 
 
@@ -249,15 +227,6 @@ def check_logprobs(want: Any, got: Any) -> None:
         assert {t: row.logprob for t, row in other.items() if t in legal} == pytest.approx(
             legal, abs=1e-3
         )
-
-
-@canonical
-def test_openings_give_what_decoding_one_by_one_gives(engine, want):
-    for _ in range(2):  # the second time from the cache
-        got = openings(engine)
-        assert {name: got[name] for name in got if got[name] != want["openings"][name]} == {}
-    assert len(engine.scheduler.parts.jump.unsent) == 0
-    engine.check_nothing_is_left()
 
 
 @exact

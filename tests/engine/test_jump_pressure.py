@@ -1,5 +1,6 @@
 """Jumped requests hold blocks while they wait, and vLLM preempts only running requests: the engine
-must go on even if they fill the cache."""
+must go on even if they fill the cache. A KV connector does not see them, and what it stores is
+right."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from vllm import SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 
-from tests.effort import requests
-from tests.engine.engine import Engine
+from tests.engine import host_tiers, memory_connector
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.memory_connector import STORE, behave
 from tests.engine.one_by_one import decoding_one_by_one
 
 pytestmark = pytest.mark.platforms
@@ -25,6 +28,42 @@ PATTERNS = [
     r"[a-z]{3} is what we asked for, and [a-z]{2} is what we got in the end, after all of this",
     r"The answer to your question is [a-z ]{3,9}\. Nothing more can be said about it\.",
 ]
+ENDS_FORCED = r"[a-z]{3} is what we asked for, and [a-z]{2} is what we got in the end, after all"
+LONG_RUNS = (
+    r"[a-z]{3} is what we asked for, and nobody in the whole city has ever seen anything like it "
+    r"before or after, so that [a-z]{2} is what we got in the end, after all that we had been "
+    r"through, and this is all that can ever be said about it in so many words as we have here"
+)
+"""The first forced run fills whole blocks; `max_tokens` ends the request inside the second."""
+SHAPES = [
+    # block size, blocks, at once, chunked, policy
+    (32, 9, 4, True, "fcfs"),
+    (32, 12, 16, True, "priority"),
+    (32, 20, 16, False, "fcfs"),
+]
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    behave()
+    yield
+    behave()
+    STORE.clear()
+
+
+@pytest.fixture(scope="module")
+def want(start) -> Run:
+    """What the jobs get one after the other, without a connector."""
+    stock = start(async_scheduling=False, max_model_len=MAX_MODEL_LEN)
+    with decoding_one_by_one(stock.scheduler):
+        return run(stock, jobs(32, 24, seed=32), 10_000, None)
+
+
+def offloading(tmp_path) -> KVTransferConfig:
+    """vLLM's connector for host memory, and files below that: prompts and answers."""
+    config = host_tiers.config(64 << 20, host_tiers.files(tmp_path))
+    config["kv_connector_extra_config"]["offload_prompt_only"] = False
+    return KVTransferConfig(**config)
 
 
 @dataclass(frozen=True)
@@ -123,24 +162,6 @@ def describe(engine: Engine) -> str:
     return "\n".join([f"{free} free blocks", *lines])
 
 
-SHAPES = [
-    # block size, blocks, at once, chunked, policy
-    (32, 9, 4, True, "fcfs"),
-    (32, 12, 16, True, "priority"),
-    (128, 3, 4, False, "fcfs"),
-    pytest.param((32, 9, 16, False, "fcfs"), marks=pytest.mark.slow),
-    pytest.param((128, 3, 16, True, "priority"), marks=pytest.mark.slow),
-]
-
-
-@pytest.fixture(scope="module")
-def want(start) -> dict[int, Run]:
-    """By block size: what the jobs get one after the other."""
-    engine = start(async_scheduling=False, max_model_len=MAX_MODEL_LEN)
-    with decoding_one_by_one(engine.scheduler):
-        return {size: run(engine, jobs(size, 24, seed=size), 10_000, None) for size in (32, 128)}
-
-
 def start_tiny(
     start, block_size, num_blocks, at_once, chunked, policy, *, plugin=None, **engine_args
 ) -> Engine:
@@ -157,27 +178,6 @@ def start_tiny(
     )
     engine.core.structured_output_manager._use_async_grammar_compilation = False
     return engine
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_all_end_with_the_right_answer_in_bounded_time(start, want, shape):
-    block_size = shape[0]
-    todo = jobs(block_size, 24, seed=block_size)
-    wanted = want[block_size].answers
-    num_tokens = sum(len(tokens) for tokens, _ in wanted.values())
-    engine = start_tiny(start, *shape)
-    # One after the other, a token at a time, they would take more steps than there are tokens.
-    assert run(engine, todo, num_tokens // 3, None).answers == wanted
-    num_disturbed = requests(4)
-    for seed in range(num_disturbed):
-        disturbed = run(engine, todo, num_tokens, random.Random(seed))
-        assert disturbed.answers == {name: wanted[name] for name in disturbed.answers}
-        assert len(disturbed.answers) + len(disturbed.partial) == len(todo)
-        for name, tokens in disturbed.partial.items():
-            assert tokens == wanted[name][0][: len(tokens)]
-    stats = engine.scheduler.sgl_vllm.stats().jump_forward
-    assert stats.forced_tokens > 160 * (1 + num_disturbed)
-    assert stats.errors == 0
 
 
 def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(start, monkeypatch):
@@ -215,3 +215,102 @@ def test_a_paused_engine_releases_nobody(start):
     while llm.has_unfinished_requests():
         llm.step()
     engine.check_nothing_is_left()
+
+
+# -- what a connector is told ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "load_steps"),
+    [
+        (SHAPES[1], 2),
+        pytest.param(SHAPES[0], 0, marks=pytest.mark.slow),
+        pytest.param(SHAPES[2], 2, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_all_get_the_right_answer_and_a_connector_hears_how_they_run_on(
+    start, want, shape, load_steps
+):
+    """Once undisturbed, then with aborts, preemptions and resets of the cache. In the later rounds
+    prompts are loaded."""
+    config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
+    engine = start_tiny(start, *shape, plugin={"tier_rule": "always"}, kv_transfer_config=config)
+    behave(load_steps=load_steps, send_steps=2)
+    todo = jobs(32, 24, seed=32)
+    num_tokens = sum(len(tokens) for tokens, _ in want.answers.values())
+    # One after the other, a token at a time, they would take more steps than there are tokens.
+    assert run(engine, todo, num_tokens, None).answers == want.answers
+    for seed in range(3):
+        disturbed = run(engine, todo, 20 * num_tokens, random.Random(seed))
+        assert disturbed.answers == {name: want.answers[name] for name in disturbed.answers}
+        assert len(disturbed.answers) + len(disturbed.partial) == len(todo)
+        for name, tokens in disturbed.partial.items():
+            assert tokens == want.answers[name][0][: len(tokens)]
+    stats = engine.scheduler.sgl_vllm.stats().jump_forward
+    assert stats.forced_tokens > 400
+    assert stats.errors == 0
+    assert engine.scheduler.connector.num_several > 50
+
+
+def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(start):
+    config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
+    engine = start({}, kv_transfer_config=config, num_gpu_blocks_override=24, max_model_len=256)
+    grammar = StructuredOutputsParams(regex=ENDS_FORCED)
+    params = SamplingParams(
+        temperature=0, max_tokens=120, structured_outputs=grammar, extra_args={"sgl_report": 1}
+    )
+    (result,) = engine.run([Ask(words(40), params)])
+    assert result.outputs[0].text.endswith("after all")
+    assert result.kv_transfer_params == {"witness": len(tokens_of(result))}
+    engine.settle()
+    engine.check_nothing_is_left()
+
+
+# -- what it stores -------------------------------------------------------------------------------
+
+
+def stored_and_computed(start, tmp_path) -> tuple[list[int], list[float], list[float]]:
+    """Of conversations that go on in or after an answer which ended inside forced text, each once
+    loaded and once computed: loaded tokens beyond the prompt, and how likely the next token is."""
+    engine = start(
+        {"tier_rule": "always"},
+        kv_transfer_config=offloading(tmp_path),
+        max_model_len=MAX_MODEL_LEN,
+        num_gpu_blocks_override=40,
+    )
+    grammar = StructuredOutputsParams(regex=LONG_RUNS)
+    params = SamplingParams(temperature=0, max_tokens=72, structured_outputs=grammar)
+    prompts = [words(20 + 3 * number, seed=number) for number in range(24)]
+    turns = []
+    for prompt in prompts:
+        (result,) = engine.run([Ask(prompt, params)])
+        engine.settle()
+        assert result.outputs[0].finish_reason == "length"
+        answer = tokens_of(result)
+        # Near what the first jump has filled, and after what the second has left uncomputed.
+        turns += [[*prompt, *answer[:40], 5, 6], [*prompt, *answer, *words(40, seed=99)]]
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 1000
+    assert engine.llm.reset_prefix_cache()
+    beyond, found = [], []
+    for number, turn in enumerate(turns):
+        (loaded,) = engine.run([Ask(turn, greedy(1, logprobs=0))])
+        engine.settle()
+        beyond.append(loaded.num_cached_tokens - len(prompts[number // 2]))
+        found.append(loaded)
+    afresh = greedy(1, logprobs=0, skip_reading_prefix_cache=True)
+    computed = engine.run([Ask(turn, afresh) for turn in turns])
+    engine.settle()
+    engine.check_nothing_is_left()
+    return beyond, [likelihood(one) for one in found], [likelihood(one) for one in computed]
+
+
+def likelihood(result) -> float:
+    (row,) = result.outputs[0].logprobs
+    return max(entry.logprob for entry in row.values())
+
+
+def test_what_was_stored_of_a_jumped_request_is_what_it_had_computed(start, tmp_path):
+    beyond, loaded, computed = stored_and_computed(start, tmp_path)
+    assert sum(num_tokens > 0 for num_tokens in beyond) >= 6
+    assert loaded == pytest.approx(computed, abs=1e-4)

@@ -18,9 +18,7 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 # together.
 IN_CI = {
     "v1-async": ("jump_pressure", "jump_forward"),
-    "v2-async": (
-        *("programs", "json_passes", "jump_connectors", "jump_forward", "jump_pressure", "radix"),
-    ),
+    "v2-async": ("programs", "json_passes", "jump_forward", "jump_pressure", "radix"),
 }
 """On a GPU, vLLM chooses v2-async."""
 
@@ -31,8 +29,8 @@ ALL = {
     ),
     "v2-sync": ("speculation", "jump_forward", "radix"),
     "v2-async": (
-        *("recurrent_models", "programs", "jump_connectors", "speculation", "approximate_reuse"),
-        *("jump_pressure", "json_passes", "jump_forward", "radix"),
+        *("recurrent_models", "programs", "speculation", "approximate_reuse", "jump_pressure"),
+        *("json_passes", "jump_forward", "radix"),
     ),
 }
 
