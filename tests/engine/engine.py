@@ -14,7 +14,7 @@ from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
 
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.radix.invariants import check_pool
+from tests.engine.machine import check_nothing_is_left
 from tests.platforms import counts
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
@@ -143,16 +143,9 @@ class Engine:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def check_nothing_is_left(self) -> None:
-        """At idle every block is free or cached, no request lingers, and the tree is consistent."""
         while self.core.batch_queue:  # asynchronous scheduling: what was in flight at the last end
             self.llm.llm_engine.step()
-        pool = self.scheduler.kv_cache_manager.block_pool
-        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
-        assert not self.scheduler.requests and not self.scheduler.running
-        assert not self.scheduler.waiting and not self.scheduler.kv_holding_waiting
-        parts = getattr(self.scheduler, "parts", None)  # vLLM's own has none
-        if parts is not None and parts.radix is not None:
-            check_pool(parts.radix.pool)
+        check_nothing_is_left(self.scheduler)
 
     def stop(self) -> None:
         if not self._is_stopped:

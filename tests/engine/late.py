@@ -17,8 +17,8 @@ from vllm.v1.engine.core import EngineCore
 
 from benchmarks.engine_settings import HEADS, SGL, STOCK, EngineSettings
 from benchmarks.schedulers import make_block_hasher, make_scheduler
-from sgl_vllm.radix.invariants import check_pool
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
+from tests.engine.machine import check_nothing_is_left
 from tests.engine_request import engine_request
 
 MAX_MODEL_LEN = 256
@@ -100,7 +100,6 @@ class LateCore(EngineCore):
         self.log_stats = False
         self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
         self._weight_version = None
-        self._num_usable_blocks = num_blocks
 
     def send(
         self,
@@ -166,13 +165,5 @@ class LateCore(EngineCore):
         self.check_nothing_is_left()
 
     def check_nothing_is_left(self) -> None:
-        scheduler: Any = self.scheduler
-        assert not scheduler.requests and not scheduler.running
-        assert not scheduler.waiting and not scheduler.kv_holding_waiting
-        pool = scheduler.kv_cache_manager.block_pool
-        assert pool.get_num_free_blocks() == self._num_usable_blocks
-        parts = getattr(scheduler, "parts", None)  # vLLM's own has none
-        if parts is not None and parts.radix is not None:
-            assert parts.radix.tree is not None
-            check_pool(parts.radix.pool)
+        check_nothing_is_left(self.scheduler)
         assert not self.runner.rows

@@ -21,6 +21,19 @@ from tests.engine_request import engine_request
 MAX_MODEL_LEN = 4096
 
 
+def check_nothing_is_left(scheduler: Any, may_be_off: bool = False) -> None:
+    """At idle every block is free or cached, no request lingers, and the tree is consistent, unless
+    an error may have switched it off."""
+    assert not scheduler.requests and not scheduler.running
+    assert not len(scheduler.waiting) and not scheduler.kv_holding_waiting
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+    parts = getattr(scheduler, "parts", None)  # vLLM's own has none
+    radix = parts.radix if parts is not None else None
+    if radix is not None and not (may_be_off and radix.pool.is_off):
+        check_pool(radix.pool)
+
+
 class Machine:
     """Adds requests, steps, and remembers what came of it.
 
@@ -55,7 +68,6 @@ class Machine:
         )
         self.scheduler: Scheduler = make_scheduler(SGL, settings, **scheduler_args)
         self._hasher = make_block_hasher(self.scheduler)
-        self._num_usable_blocks = num_blocks
         self._names = map(str, itertools.count())
         self.admitted: list[str] = []
         self.computed: Counter[str] = Counter()
@@ -135,10 +147,4 @@ class Machine:
         )
 
     def check_nothing_is_left(self) -> None:
-        scheduler = self.scheduler
-        assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
-        pool = scheduler.kv_cache_manager.block_pool
-        assert pool.get_num_free_blocks() == self._num_usable_blocks
-        radix = scheduler.parts.radix
-        if radix is not None and not radix.pool.is_off:
-            check_pool(radix.pool)
+        check_nothing_is_left(self.scheduler, may_be_off=True)

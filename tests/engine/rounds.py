@@ -20,13 +20,21 @@ from tqdm import tqdm
 
 from tests.engine.engine import Engine
 from tests.engine.models import Model
-from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import REFERENCE, Difference, Played, References, Setting, differences, play
+from tests.engine.play import (
+    REFERENCE,
+    Difference,
+    Played,
+    References,
+    Setting,
+    differences,
+    play,
+    references_on,
+)
 from tests.engine.programs import Program, random_program
 from tests.engine.ties import JUDGE, gap
 
 STOCK_EVERY = 4
-"""In every so manieth round stock is played too, with its cache and without."""
+"""In every so manieth round stock is played with its cache, too."""
 BLOCKED_S = 600
 """So long may one engine take for a program before the soak prints where it is and ends."""
 
@@ -108,21 +116,16 @@ class Soak:
         program = random_program(seed, self._calls_per_program)
         settings = [random_setting(rng, self._model) for _ in range(self._settings_per_round)]
         with_stock = rng.random() < 1 / STOCK_EVERY
-        needs_stock = with_stock or not all(setting.is_canonical for setting in settings)
         reference = replace(REFERENCE, block_size=self._model.block_sizes[0])
         with self._started(reference) as engine:
-            with decoding_one_by_one(engine.scheduler):
-                narrowed = play(engine, program, None, give_up=False)
-            stock = play(engine, program, narrowed.prompts, give_up=False) if needs_stock else None
-        references = References(narrowed, stock or narrowed)
-        if stock is not None:
-            self._compare(seed, program, references, reference, stock, progress)
+            references = references_on(engine, program)
+        self._compare(seed, program, references, reference, references.stock, progress)
         if with_stock:
             settings.append(self._stock_setting(rng))
         for setting in settings:
             with self._started(setting) as engine:
                 try:
-                    played = play(engine, program, narrowed.prompts)
+                    played = play(engine, program, references.narrowed.prompts)
                 except Exception:
                     self.counts["failed engines"] += 1
                     self.counts["leaked blocks"] += _leaked_blocks(engine)

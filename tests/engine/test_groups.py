@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -377,11 +376,6 @@ def test_an_error_leaves_vllms_own_cache_to_serve(
 # -- the test itself -------------------------------------------------------------------------------
 
 
-def take_the_block_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
-    state_at = Groups.state_at
-    patch.setattr(Groups, "state_at", lambda self, request, n: state_at(self, request, n + 1))
-
-
 def keep_a_state_a_token_too_early(patch: pytest.MonkeyPatch) -> None:
     states_of = Groups.states_of
 
@@ -404,21 +398,19 @@ def forget_the_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retention, "_states_left", states_left)
 
 
-MISTAKES: list[tuple[Callable[[pytest.MonkeyPatch], None], type[Exception]]] = [
-    (leave_copies_out, WrongKvError),
-    (keep_a_state_a_token_too_early, WrongKvError),
-    (copy_a_checkpoint_before_it_is_made, WrongKvError),
-    (forget_the_tokens_in_flight, WrongKvError),
-    # The tree notices that it is given a block twice, and is off at the end.
-    (take_the_block_of_the_next_position, AssertionError),
+MISTAKES = [
+    leave_copies_out,
+    keep_a_state_a_token_too_early,
+    copy_a_checkpoint_before_it_is_made,
+    forget_the_tokens_in_flight,
 ]
 
 
-@pytest.mark.parametrize(("mistake", "error"), MISTAKES)
-def test_a_mistake_is_noticed(want, monkeypatch, mistake, error):
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(want, monkeypatch, mistake):
     jobs, _ = want
     mistake(monkeypatch)
-    with pytest.raises(error):
+    with pytest.raises(WrongKvError):
         for seed in range(3):
             core = make_core("qwen3-next", V2Runner, True, block_size=16, num_blocks=1500)
             serve(core, jobs, random.Random(seed))

@@ -95,25 +95,6 @@ def test_only_the_next_token_of_a_run_is_legal_if_it_was() -> None:
     assert one not in runs
 
 
-@pytest.mark.parametrize("tokens", [(7, 8), (9,)], ids=["its tokens", "another token"])
-def test_a_run_goes_on_as_long_as_its_tokens_come(tokens) -> None:
-    runs, one = ShortRuns(), request()
-    heard: list[tuple[Request, int, int]] = []
-    runs.listeners.append(lambda *run: heard.append(run))
-    one.append_output_token_ids([5, 6])
-    runs.begin(one, [7, 8])
-    assert heard == [(one, 2, 4)]
-    for token in tokens:
-        assert one in runs
-        one.append_output_token_ids(token)
-        assert runs.has_next(one) is (token != 9)
-    assert one not in runs
-    runs.begin(one, [7, 8])
-    heard.clear()
-    del one
-    assert not runs._left
-
-
 # -- connectors ------------------------------------------------------------------------------------
 
 
