@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 
 import psutil
@@ -16,24 +15,10 @@ from tests.engine.engine import KV_CACHE_BYTES, MODEL
 
 LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4
 MAX_MODEL_LEN = 1024
-
-
-SHORT = "{% if short %}one two three four five {% endif %}"
-"""What the chat template of the model writes for a request that asks for it."""
 REUSING = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    """The demo's, with an option in its chat template."""
-    folder = tmp_path_factory.mktemp("model") / "model"
-    shutil.copytree(MODEL, folder)
-    template = folder / "chat_template.jinja"
-    template.write_text(SHORT + template.read_text())
-    return str(folder)
-
-
-def engine_of(model: str = MODEL, **options) -> sgl.Engine:
+def engine_of(**options) -> sgl.Engine:
     defaults = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -42,7 +27,7 @@ def engine_of(model: str = MODEL, **options) -> sgl.Engine:
         "block_size": 32,
         "kv_cache_memory_bytes": KV_CACHE_BYTES,
     }
-    return sgl.Engine(model, **{**defaults, **options})
+    return sgl.Engine(MODEL, **{**defaults, **options})
 
 
 def children() -> set[psutil.Process]:
@@ -56,8 +41,8 @@ def children_of_others():
 
 
 @pytest.fixture(scope="module")
-def engine(children_of_others, model):
-    with engine_of(model, plugin=REUSING) as engine:
+def engine(children_of_others):
+    with engine_of(plugin=REUSING) as engine:
         yield engine
 
 
@@ -114,19 +99,6 @@ def test_programs_run_as_on_a_server(engine):
         empty_program.run(backend=engine)
 
 
-def test_text_is_streamed(engine):
-    @sgl.function
-    def program(s):
-        s += "The hare" + sgl.gen("a", max_tokens=20, ignore_eos=True)
-
-    whole = program.run(backend=engine, temperature=0.0)
-    state = program.run(backend=engine, temperature=0.0, stream=True)
-    pieces = list(state.text_iter("a"))
-    assert "".join(pieces) == whole["a"] and len(pieces) > 1
-    state.sync()
-    assert state.usage.completion_tokens == 20
-
-
 def test_a_stop_pattern_ends_the_text_and_the_request(engine):
     @sgl.function
     def program(s):
@@ -135,19 +107,6 @@ def test_a_stop_pattern_ends_the_text_and_the_request(engine):
     state = program.run(backend=engine, temperature=0.0)
     assert state.usage.completion_tokens < 100
     assert unfinished(engine) == 0
-
-
-def test_several_texts_are_several(engine):
-    @sgl.function
-    def program(s):
-        s += "The hare" + sgl.gen("a", max_tokens=8, n=3)
-
-    state = program.run(backend=engine, temperature=1.5)
-    assert len(state["a"]) == 3 and len(set(state["a"])) > 1
-    assert state.text() == "The hare" + state["a"][0]
-    greedy = program.run(backend=engine, temperature=0)
-    assert len(greedy["a"]) == 3 and len(set(greedy["a"])) == 1
-    assert greedy.usage.completion_tokens == 8
 
 
 def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
@@ -183,24 +142,6 @@ def test_a_program_that_times_out_aborts_its_request(engine):
     with pytest.raises(sgl.ProgramError, match=r"did not finish within timeout_s=0\.2"):
         endless.run(backend=engine, timeout_s=0.2)
     assert unfinished(engine) == 0
-
-
-def test_what_the_engine_refuses_is_an_error_that_quotes_it(engine):
-    @sgl.function
-    def too_long(s):
-        s += "hare " * 3000 + sgl.gen("a")
-
-    @sgl.function
-    def bad_regex(s):
-        s += "x" + sgl.gen("a", regex="(")
-
-    for program, what in ((too_long, "1024"), (bad_regex, "regex")):
-        with pytest.raises(
-            sgl.ProgramError, match=rf"gen 'a' failed: .*answered 400.*{what}"
-        ) as caught:
-            program.run(backend=engine)
-        assert isinstance(caught.value.__cause__, sgl.BackendError)
-        assert caught.value.__cause__.status == 400
 
 
 def test_a_request_that_fails_in_the_engine_is_an_error(engine):
@@ -248,16 +189,6 @@ def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it(engin
     by_turns = in_short_by_turns.run(documents, backend=engine)
     for usage in (reusing.usage, by_turns.usage):
         assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
-
-
-def test_a_chat_template_gets_what_it_takes(engine, monkeypatch):
-    @sgl.function
-    def program(s):
-        s += sgl.user("ab") + sgl.assistant(sgl.gen("answer", max_tokens=1))
-
-    plain = program.run(backend=engine).usage.prompt_tokens
-    monkeypatch.setitem(engine._chat_template_kwargs, "short", True)
-    assert program.run(backend=engine).usage.prompt_tokens >= plain + 5
 
 
 @pytest.mark.slow
