@@ -11,7 +11,6 @@ from enum import Enum, StrEnum
 
 import pytest
 import typing_extensions
-from fastapi.responses import JSONResponse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -333,11 +332,3 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ImportError, match=r"pip install 'sgl-vllm\[validate\]'"):
         sgl.gen("v", json_schema={"type": "array", "minItems": 3}, validate=True)
-
-
-def test_a_refused_constraint_is_shown_with_the_reason_of_the_server(server):
-    server.fault = lambda path, body: JSONResponse({"error": {"message": "no such keyword"}}, 400)
-    with pytest.raises(sgl.ProgramError, match="no such keyword") as caught:
-        run(sgl.gen("v", json_schema=TAGS))
-    assert caught.value.__cause__ is not None
-    assert caught.value.__cause__.__notes__ == [f"The request's json_schema: {json.dumps(TAGS)}"]

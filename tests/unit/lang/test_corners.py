@@ -14,21 +14,6 @@ from tests.unit.lang.scripted import ScriptedBackend
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
 
 
-@pytest.mark.parametrize("name", ["state", "run", "index"])
-def test_a_program_may_call_its_arguments_what_it_likes(name):
-    scope: dict = {"sgl": sgl}
-    exec(f"def program(s, {name}):\n    s += str({name}) + sgl.gen('a')", scope)
-    program = sgl.function(scope["program"])
-    assert program.run(**{name: "CA"}).text().startswith("CA")
-    assert [state.text()[:2] for state in program.run_batch([("CA",), ("NY",)])] == ["CA", "NY"]
-
-    async def asynchronous(s, state):
-        s += state + sgl.gen("a")
-
-    states = sgl.function(asynchronous).run_batch([{"state": "CA"}, {"state": "NY"}])
-    assert [state.text()[:2] for state in states] == ["CA", "NY"]
-
-
 def test_a_batch_on_the_languages_own_loop_is_refused_instead_of_hanging():
     @sgl.function
     def inner(s):

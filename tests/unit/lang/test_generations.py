@@ -85,86 +85,68 @@ def test_a_server_receives_it_beside_the_program(server: Any, backend: Any) -> N
 # -- the graph ------------------------------------------------------------------------------------
 
 
-def steps(program: Any) -> tuple[Step, ...]:
-    found = generations_of(program.compile().graph)
+def one_after_the_other(s: Any) -> None:
+    s += "a" + sgl.gen("x") + "b"
+    s += sgl.gen("y") + "c" + sgl.gen("z")
+
+
+def tools_between(s: Any) -> None:
+    """The first of them counts."""
+    s += sgl.tool("before", look) + sgl.gen("x")
+    s += sgl.tool("t", look) + sgl.tool("u", print, sgl.var("x"))
+    s += sgl.gen("y") + "text" + sgl.gen("z") + sgl.read_only_tool("v", look) + sgl.gen("w")
+
+
+def joined_branches(s: Any) -> None:
+    s += "a" + sgl.gen("x")
+    forks = s.fork(2)
+    for fork in forks:
+        fork += "b" + sgl.gen("y")
+    forks.join()
+    s += "c" + sgl.gen("z")
+
+
+def answers_in_other_prompts(s: Any) -> None:
+    forks = s.fork(2)
+    forks[0] += "a" + sgl.gen("x")
+    forks[1] += "b" + forks[0]["x"] + sgl.gen("y")
+    s += forks[1]["y"] + sgl.gen("z")
+
+
+def a_variable_that_is_only_named(s: Any) -> None:
+    forks = s.fork(2)
+    forks[0] += "a" + sgl.gen("x")
+    s.set_var("kept", forks[0]["x"])
+    s += "b" + sgl.gen("y")
+    s += s["kept"] + sgl.gen("z")
+
+
+def a_join_of_what_was_read(s: Any) -> None:
+    forks, others = s.fork(1), s.fork(1)
+    forks[0] += "a" + sgl.gen("x")
+    others[0] += "b" + forks[0]["x"]
+    others.join("concate_and_append")
+    s += "c" + sgl.gen("y")
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (one_after_the_other, [Step(), Step(0), Step(1)]),
+        (tools_between, [Step(None, "look"), Step(0, "look"), Step(1), Step(2, "look")]),
+        (joined_branches, [Step(), Step(0), Step(0), Step(0, None, (1, 2))]),
+        (answers_in_other_prompts, [Step(), Step(None, None, (0,)), Step(None, None, (1,))]),
+        (a_variable_that_is_only_named, [Step(), Step(), Step(1, None, (0,))]),
+        (a_join_of_what_was_read, [Step(), Step(None, None, (0,))]),
+    ],
+)
+def test_a_step_is_known_by_what_it_continues_and_waits_for(
+    function: Any, expected: list[Step]
+) -> None:
+    found = generations_of(sgl.function(function).compile().graph)
     assert found is not None
     assert sorted(sum(found.of_node.values(), ())) == list(range(len(found.steps.steps)))
-    return found.steps.steps
-
-
-def test_a_generation_continues_the_one_before() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        s += "a" + sgl.gen("x") + "b"
-        s += sgl.gen("y") + "c" + sgl.gen("z")
-
-    assert steps(program) == (Step(), Step(0), Step(1))
-
-
-def test_the_first_tool_between_two_generations_is_named() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        s += sgl.tool("before", look) + sgl.gen("x")
-        s += sgl.tool("t", look) + sgl.tool("u", print, sgl.var("x"))
-        s += sgl.gen("y") + "text" + sgl.gen("z")
-
-    assert steps(program) == (Step(None, "look"), Step(0, "look"), Step(1))
-
-
-def test_a_read_only_tool_is_named_too() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        s += sgl.gen("x") + sgl.read_only_tool("t", look) + sgl.gen("y")
-
-    assert steps(program) == (Step(), Step(0, "look"))
-
-
-def test_branches_continue_what_they_share_and_a_join_waits_for_them() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        s += "a" + sgl.gen("x")
-        forks = s.fork(2)
-        for fork in forks:
-            fork += "b" + sgl.gen("y")
-        forks.join()
-        s += "c" + sgl.gen("z")
-
-    assert steps(program) == (Step(), Step(0), Step(0), Step(0, None, (1, 2)))
-
-
-def test_a_generation_waits_for_the_answers_that_its_prompt_has() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        forks = s.fork(2)
-        forks[0] += "a" + sgl.gen("x")
-        forks[1] += "b" + forks[0]["x"] + sgl.gen("y")
-        s += forks[1]["y"] + sgl.gen("z")
-
-    assert steps(program) == (Step(), Step(None, None, (0,)), Step(None, None, (1,)))
-
-
-def test_a_prompt_does_not_wait_for_a_variable_that_it_only_names() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        forks = s.fork(2)
-        forks[0] += "a" + sgl.gen("x")
-        s.set_var("kept", forks[0]["x"])
-        s += "b" + sgl.gen("y")
-        s += s["kept"] + sgl.gen("z")
-
-    assert steps(program) == (Step(), Step(), Step(1, None, (0,)))
-
-
-def test_a_join_waits_for_what_a_branch_without_a_generation_has_read() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        forks, others = s.fork(1), s.fork(1)
-        forks[0] += "a" + sgl.gen("x")
-        others[0] += "b" + forks[0]["x"]
-        others.join("concate_and_append")
-        s += "c" + sgl.gen("y")
-
-    assert steps(program) == (Step(), Step(None, None, (0,)))
+    assert [*found.steps.steps] == expected
 
 
 @pytest.mark.parametrize("num", [0, 1, MAX_STEPS + 1])

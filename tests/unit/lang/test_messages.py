@@ -96,6 +96,8 @@ def test_half_of_a_surrogate_pair_is_named_before_anything_is_sent():
         program.run("é \ud83d.", backend=backend)
     with pytest.raises(ValueError, match=r"surrogate pair, '\\udc00', at character 0"):
         sgl.select("a", ["fine", "\udc00"])
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        sgl.gen("a", stop="\ud83d")
     assert backend.asked == []
     assert program.run("é 😀.", backend=backend)["t"] == "é 😀."
 

@@ -15,9 +15,9 @@ from tests.unit.lang.scripted import ScriptedBackend
 pytestmark = pytest.mark.timeout(20)
 
 NAMES = """
-    args arguments at bound call call_id cls context coroutine expr func function func_name item key
-    known kwargs loop maker method name node operation owner program prompt run self signature state
-    task tool tools
+    args arguments at bound call call_id cls context coroutine expr func function func_name index
+    item key known kwargs loop maker method name node operation owner program prompt run self signature
+    state task tool tools
 """
 NOTHING = ScriptedBackend()
 

@@ -98,16 +98,6 @@ def test_without_token_counts_only_what_is_certain_is_answered():
     assert rest.answer(sampling(None, 5)) is None
 
 
-def test_a_place_inside_of_a_piece_of_several_tokens_is_not_guessed():
-    ahead = ahead_of(["a", "b", "c", "d"], per_chunk=2)
-    assert ahead.answer(sampling(max_tokens=1)) is None
-    assert ahead.answer(sampling(max_tokens=3)) is None
-    assert ahead.answer(sampling(max_tokens=2))[0] == Generated("ab", "length")
-    assert ahead.answer(sampling("b", 1)) is None
-    assert ahead.answer(sampling("b", 3))[0] == Generated("a", "stop")
-    assert ahead.after("a").answer(sampling("d", 3)) is None
-
-
 @given(
     tokens=st.lists(st.text("ab\n", min_size=1, max_size=3), min_size=1, max_size=8),
     stop=st.sampled_from([None, "\n", "b", ("ab", "b"), ("\n", "a\n")]),

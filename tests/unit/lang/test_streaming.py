@@ -346,11 +346,6 @@ def test_what_is_no_pattern_is_refused_at_once(server, make):
     assert server.calls == []
 
 
-def test_a_stop_that_cannot_be_sent_is_refused_at_once(server):
-    with pytest.raises(ValueError, match="half of a surrogate pair"):
-        sgl.gen("a", stop="\ud83d")
-
-
 def test_several_stop_patterns_and_run_wide_ones(server):
     server.reply = lambda prompt: "one 2 three"
 

@@ -201,32 +201,21 @@ def test_functions_that_take_all_threads_can_run_programs_with_functions_in_thre
 # --- how long they take --------------------------------------------------------------------------
 
 
-def times_of(*seconds: float) -> ToolTimes:
+@pytest.mark.parametrize(
+    ("seconds", "soonest_s"),
+    [
+        ([1, 1, 1], None),  # three calls tell nothing
+        ([4, 1, 3, 2], 2),  # three in four take at least as long
+        (range(1, 17), 5),
+        ([100] * 50 + [1] * 16, 1),  # the last 16 count
+    ],
+)
+def test_how_soon_a_tool_returns_is_known_from_its_last_calls(seconds, soonest_s):
     times = ToolTimes()
     for one in seconds:
         times.took("search", one)
-    return times
-
-
-def test_three_calls_tell_nothing():
-    assert times_of(1, 1, 1).soonest_s("search") is None
-    assert times_of(1, 1, 1, 1).soonest_s("search") == 1
-    assert times_of(1, 1, 1, 1).soonest_s("another") is None
-
-
-def test_three_in_four_calls_take_at_least_as_long():
-    assert times_of(4, 1, 3, 2).soonest_s("search") == 2
-    assert times_of(*range(1, 17)).soonest_s("search") == 5
-
-
-def test_only_the_last_calls_count():
-    assert times_of(*[100] * 50, *[1] * 16).soonest_s("search") == 1
-
-
-def test_the_tool_that_was_not_called_for_longest_is_forgotten():
-    times = times_of(1, 1, 1, 1)
-    for number in range(511):
+    assert times.soonest_s("search") == soonest_s
+    assert times.soonest_s("another") is None
+    for number in range(512):  # the tools used last are remembered
         times.took(f"tool {number}", 1)
-    assert times.soonest_s("search") == 1
-    times.took("one more", 1)
     assert times.soonest_s("search") is None
