@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(20)
 
 NAMES = """
     args arguments at bound call call_id cls context coroutine expr func function func_name index
-    item key known kwargs loop maker method name node operation owner program prompt run self signature
-    state task tool tools
+    item key known kwargs loop maker method name node operation owner program prompt run self
+    signature state task tool tools
 """
 NOTHING = ScriptedBackend()
 
