@@ -72,31 +72,6 @@ SENDS_NOTHING = (
 """Operations that send no request with the prompt, and lead to none."""
 
 
-class Listeners:
-    """What is called on the loop whenever a stream has more text, or ends."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], object]] = []
-
-    def add(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` from now on. Call the result to stop that."""
-        self._listeners.append(listener)
-        return functools.partial(self._remove, listener)
-
-    def notify(self) -> None:
-        """Call the listeners."""
-        for listener in tuple(self._listeners):
-            try:
-                listener()
-            except Exception:  # such as a reader whose own event loop has ended
-                logger.debug("removed the listener %r, which failed", listener, exc_info=True)
-                self._remove(listener)
-
-    def _remove(self, listener: Callable[[], object]) -> None:
-        with contextlib.suppress(ValueError):
-            self._listeners.remove(listener)
-
-
 @dataclass(frozen=True)
 class Written:
     """A prompt's transcript, and what the running operation has generated so far: text, and the
@@ -120,7 +95,7 @@ class Execution:
         self.queue = queue
         self.written = Written(transcript)
         self.joins: list[JoinRecord] = []
-        self.listeners = Listeners()
+        self.listeners: set[Callable[[], object]] = set()  # called on the loop at every change
         self._run = run
         self._where = where
         self._speculated: Ahead | None = None
@@ -202,14 +177,20 @@ class Execution:
     def _show(self, partial: str) -> None:
         """Let readers see the text generated so far."""
         self.written = Written(self.written.transcript, partial)
-        self.listeners.notify()
+        self.notify()
 
     def _show_media(self, text: str, piece: bytes) -> None:
         """Let readers have more text and the next piece of a file."""
         written = self.written
         pieces = (*written.pieces, piece) if piece else written.pieces
         self.written = Written(written.transcript, written.partial + text, pieces)
-        self.listeners.notify()
+        self.notify()
+
+    def notify(self) -> None:
+        """Tell the readers that there is more text, or that the stream has ended."""
+        for listener in tuple(self.listeners):
+            with contextlib.suppress(RuntimeError):  # of a reader whose own event loop has ended
+                listener()
 
     # --- the model -----------------------------------------------------------------------------
 

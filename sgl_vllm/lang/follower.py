@@ -6,6 +6,7 @@ Owns what is new since the last look, where it ends, and waiting for more.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
@@ -73,7 +74,7 @@ class _Follower(ABC, Generic[T]):
         """Block the thread for each piece."""
         self._stream.run.background.refuse_to_wait()
         event = threading.Event()
-        stop = self._stream.listeners.add(event.set)
+        self._stream.listeners.add(event.set)
         try:
             while (piece := self._next()) is not None:
                 if piece:
@@ -83,12 +84,13 @@ class _Follower(ABC, Generic[T]):
                     event.wait()
                 event.clear()
         finally:
-            stop()
+            self._stream.listeners.discard(event.set)
 
     async def pieces_async(self) -> AsyncIterator[T]:
         """Await each piece."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        stop = self._stream.listeners.add(lambda: loop.call_soon_threadsafe(event.set))
+        changed = functools.partial(loop.call_soon_threadsafe, event.set)
+        self._stream.listeners.add(changed)
         try:
             while (piece := self._next()) is not None:
                 if piece:
@@ -98,7 +100,7 @@ class _Follower(ABC, Generic[T]):
                     await event.wait()
                 event.clear()
         finally:
-            stop()
+            self._stream.listeners.discard(changed)
 
     def _variable(self, name: str) -> tuple[Variable | None, Written | None]:
         """The variable if it is known, or else what there is of it; neither if the program has yet

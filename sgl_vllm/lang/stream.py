@@ -45,7 +45,7 @@ from typing import Any  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, Listeners, Written, with_values_awaited
+from sgl_vllm.lang.execution import Execution, Written, with_values_awaited
 from sgl_vllm.lang.ir import (
     Block,
     Computed,
@@ -243,8 +243,8 @@ class Stream:
     # --- observing: any thread -----------------------------------------------------------------
 
     @property
-    def listeners(self) -> Listeners:
-        """What is called whenever the prompt has more text, or ends."""
+    def listeners(self) -> set[Callable[[], object]]:
+        """What is called on the loop whenever the prompt has more text, or ends."""
         return self._execution.listeners
 
     @property
@@ -289,7 +289,7 @@ class Stream:
         """Notify the listeners of this stream and of all its branches, discarded ones included."""
         streams = [self]
         for stream in streams:
-            stream.listeners.notify()
+            stream._execution.notify()
             streams += list(stream.children)
 
     # --- running: the background loop ----------------------------------------------------------
@@ -319,8 +319,8 @@ class Stream:
             if not self.queue.finish():
                 return
             queued.future.set_result(result)
-            self.listeners.notify()
-        self.listeners.notify()
+            self._execution.notify()
+        self._execution.notify()
 
     async def _execute(
         self, operation: Operation, needed: Needed
@@ -389,7 +389,7 @@ class Stream:
         if self.queue.error is None:
             self._execution.stop()
             self.queue.end(error)
-        self.listeners.notify()
+        self._execution.notify()
 
     def cancel(self, reason: Exception | None = None) -> None:
         """Fail what is running and queued. Does nothing on an idle stream."""
