@@ -7,16 +7,15 @@ are in `group.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 # Any: values of the user's types
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from typing_extensions import TypeVar
 
-from sgl_vllm.lang.awaitable import ValueToAwait
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.follower import FileFollower, TextFollower
 from sgl_vllm.lang.group import ProgramGroup
@@ -220,8 +219,6 @@ class State(Shown):
         waits = self._waits_for_function and not run.is_called_from_inside
         return run.function_done if waits else None
 
-    # --- views ---------------------------------------------------------------------------------
-
     def _picture(self) -> Picture:
         return picture_of(self._stream)
 
@@ -345,6 +342,27 @@ class ProgramState(State, Generic[R]):
     def audio_iter(self, var_name: str) -> Iterator[bytes]:
         """`audio_async_iter` as a plain iterator."""
         return FileFollower(self._stream, var_name, self._awaited_function()).pieces()
+
+
+class ValueToAwait(Awaitable[Any]):
+    """What reading a variable gives in an async program; can be awaited any number of times.
+
+    Using it as the value that it stands for is a TypeError: an `await` was forgotten, and the
+    prompt would have its address.
+    """
+
+    def __init__(self, what: str, start: Callable[[], Awaitable[Any]]) -> None:
+        self._what = what
+        self._start = start
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._start().__await__()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(f"{self._what} has to be awaited in an async program: await {self._what}")
+
+    __bool__ = __eq__ = __ne__ = __str__ = __format__ = __iter__ = __len__ = __contains__ = _refuse
+    __hash__ = object.__hash__
 
 
 class AsyncProgramState(State):
