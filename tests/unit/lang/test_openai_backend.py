@@ -117,20 +117,6 @@ def test_several_texts_logprobs_and_usage_are_read(service, chat):
     assert state.usage.calls == 1
 
 
-def test_images_go_as_content_parts(service, chat):
-    @sgl.function
-    def look(s):
-        s += sgl.user("This: " + sgl.image("https://example.org/a.png") + "?")
-        s += sgl.assistant(sgl.gen("answer"))
-
-    look.run(backend=chat)
-    assert service.body["messages"][0]["content"] == [
-        {"type": "text", "text": "This: "},
-        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
-        {"type": "text", "text": "?"},
-    ]
-
-
 # --- JSON ----------------------------------------------------------------------------------------
 
 
@@ -267,25 +253,6 @@ def test_several_texts_are_cut_at_all_stop_texts_with_their_logprobs(service, ch
 # --- what it lacks -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "feature"),
-    [
-        ({"min_tokens": 3}, "min_tokens"),
-        ({"ignore_eos": True}, "ignore_eos"),
-        ({"stop_token_ids": [1]}, "stop_token_ids"),
-        ({"top_k": 5}, "top_k"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
-        ({"regex": "[0-9]+"}, "regex"),
-        ({"dtype": int}, "dtype"),
-    ],
-)
-def test_an_option_that_the_api_lacks_is_refused_by_name(service, chat, options, feature):
-    with pytest.raises(sgl.ProgramError, match=rf"{feature}.* not supported by the server at"):
-        ask.run("Why?", backend=chat, **options)
-    assert service.requests == []
-
-
 def test_a_prompt_that_a_model_does_not_take_is_refused_with_advice(service, chat, completer):
     @sgl.function
     def begun(s):
@@ -298,7 +265,6 @@ def test_a_prompt_that_a_model_does_not_take_is_refused_with_advice(service, cha
 
     itself = OpenAI("gpt-4o", base_url=OPENAI_URL, api_key="none")
     for run, message in (
-        (lambda: complete.run("Once", backend=chat), r"without roles .*put the text into turns"),
         (lambda: ask.run("Why?", backend=completer), r"with roles .*leave the roles out"),
         (lambda: begun.run(backend=chat), "gen after other text in a turn is not supported"),
         (lambda: watch.run(backend=itself), "video is not supported by OpenAI's gpt-4o"),
@@ -349,41 +315,6 @@ def test_a_completion_model_cannot_choose(service, completer):
     with pytest.raises(sgl.ProgramError, match="select on a completion model is not supported"):
         pick_text.run(["x", "y"], backend=completer)
     assert service.requests == []
-
-
-# --- speculation ---------------------------------------------------------------------------------
-
-
-@sgl.function(num_api_spec_tokens=64)
-def sheet(s):
-    s += sgl.user("Describe Ada, as Name: and Age: on two lines.")
-    with s.assistant():
-        s += "Name:" + sgl.gen("name", stop="\n")
-        s += "\nAge:" + sgl.gen("age", stop="\n")
-
-
-def test_a_turn_of_several_gens_is_one_call_if_the_model_writes_it_so(service, chat):
-    service.reply = lambda body: "Name: Ada\nAge: 36\nJob: countess"
-    state = sheet.run(backend=chat)
-    assert (state["name"], state["age"]) == (" Ada", " 36")
-    assert len(service.requests) == 1
-    assert service.body["messages"][-1]["role"] == "user" and "stop" not in service.body
-    assert service.body["max_tokens"] == 128 + 64
-    assert state.usage.calls == 1 and state.usage.saved_calls == 1
-    assert state.messages()[-1]["content"] == "Name: Ada\nAge: 36"
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("Sure! Name: Ada", r"begins with 'Name:'.*'Sure! Name: Ada'"),
-        ("Name: Ada\nBorn: 1815\n", r"begins with 'Name: Ada.nAge:'"),
-    ],
-)
-def test_a_model_that_writes_something_else_is_an_error_that_shows_it(service, chat, said, message):
-    service.reply = lambda body: said
-    with pytest.raises(sgl.ProgramError, match=message):
-        sheet.run(backend=chat)
 
 
 # --- failures ------------------------------------------------------------------------------------

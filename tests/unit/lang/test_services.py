@@ -96,17 +96,51 @@ def test_litellm_gets_a_chat_without_what_is_at_its_default(service, make):
     assert service.requests[0][2]["authorization"] == "Bearer key"
 
 
-@LITELLM
-def test_what_openais_words_lack_is_refused_by_name(service, make):
-    for options, feature in (({"top_k": 5}, "top_k"), ({"regex": "a"}, "regex")):
-        with pytest.raises(sgl.ProgramError, match=rf"{feature}.* by openai/m through LiteLLM"):
-            ask.run("Why?", **options)
+# --- what they lack ------------------------------------------------------------------------------
 
+NAMES = {
+    "OpenAI": "the server at",
+    "Anthropic": "Anthropic's m",
+    "LiteLLM": "openai/m through LiteLLM",
+}
+OBJECT = {"type": "object", "properties": {}}
+OF_NO_SERVICE: list[dict[str, Any]] = [
+    {"min_tokens": 3}, {"ignore_eos": True}, {"stop_token_ids": [1]}, {"min_p": 0.1},
+    {"regex": "[0-9]+"}, {"dtype": int},
+]  # fmt: skip
+LACKING: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "OpenAI": [({"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len")],
+    "Anthropic": [
+        ({"n": 2}, "n"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"return_logprob": True}, "return_logprob"),
+        ({"json_schema": OBJECT, "stop": "x"}, "stop with json_schema"),
+        ({"json_schema": {"type": "string"}}, "a json_schema that is not of an object"),
+    ],
+    "LiteLLM": [({"top_k": 5}, "top_k")],
+}
+for lacking in LACKING.values():
+    lacking += [(options, next(iter(options))) for options in OF_NO_SERVICE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "feature"),
+    [(kind, *case) for kind, cases in LACKING.items() for case in cases],
+    indirect=["kind"],
+)
+def test_an_option_that_an_api_lacks_is_refused_by_name(kind, service, make, options, feature):
+    with pytest.raises(sgl.ProgramError, match=f"{feature}.* is not supported by {NAMES[kind]}"):
+        ask.run("Why?", **options)
+    assert service.requests == []
+
+
+def test_a_prompt_without_roles_is_refused(service, make):
     @sgl.function
     def plain(s):
         s += "Once" + sgl.gen("a")
 
-    with pytest.raises(sgl.ProgramError, match="without roles"):
+    with pytest.raises(sgl.ProgramError, match=r"a prompt without roles.*put the text into turns"):
         plain.run()
     assert service.requests == []
 
