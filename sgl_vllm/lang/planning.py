@@ -25,7 +25,7 @@ SegmentId: TypeAlias = tuple[bytes, int]
 """A segment as `any_order` has it: a digest of its text, and how often the same text is before it
 in the same set."""
 
-MAX_WORK = 3_000_000
+MAX_WORK = 5_000_000
 """`plan` looks at a segment of a set at most about this often: under two seconds. Sets that are
 left then get the most frequent segments first."""
 
@@ -177,67 +177,34 @@ def _greedy(
     """The trie from its root: what is shared most often goes first."""
     orders: list[list[Segment]] = [[] for _ in sets]
     frequent = by_frequency(sets, weights)
-    # Sets that have the same beginning, with what is left of each. Stored as dicts, which keep
-    # their order and lose a segment in one step.
-    stack = [{index: dict.fromkeys(one) for index, one in enumerate(frequent) if one}]
+    stack = [dict(enumerate(frequent))]  # sets that have the same beginning: what is left of each
     work = 0
-    while stack:
+    while stack and work < MAX_WORK:
         group = stack.pop()
-        if len(group) == 1 or work > MAX_WORK:
-            for index, left in group.items():
-                orders[index] += left
-            continue
-        counts: Counter[Segment] = Counter()
-        for left in group.values():
+        having: dict[Segment, list[int]] = {}
+        for index, left in group.items():
             work += len(left)
-            counts.update(left.keys())
-        stack += _parted(group, counts, weights, orders)
-    return orders
-
-
-def _parted(
-    group: dict[int, dict[Segment, None]],
-    counts: Counter[Segment],
-    weights: Mapping[Segment, int],
-    orders: list[list[Segment]],
-) -> list[dict[int, dict[Segment, None]]]:
-    """Give each set of a group its next segment, the one that is shared most often among those that
-    have none yet. Returns the groups that have got the same one. Empties `group`."""
-    having: dict[Segment, list[int]] = {}
-    for index, left in group.items():
-        for segment in left:
-            having.setdefault(segment, []).append(index)
-    segments = list(having)
-
-    def gain_of(segment: Segment) -> int:
-        return (counts[segment] - 1) * weights[segment]
-
-    heap = [(-gain_of(one), rank) for rank, one in enumerate(segments) if counts[one] > 1]
-    heapq.heapify(heap)
-    parts = []
-    while heap:
-        gain, rank = heapq.heappop(heap)
-        segment = segments[rank]
-        if counts[segment] < 2:
-            continue
-        if -gain != gain_of(segment):  # sets that have it got another segment
-            heapq.heappush(heap, (-gain_of(segment), rank))
-            continue
-        part = {}
-        for index in having[segment]:
-            if index not in group:
+            for segment in left:
+                having.setdefault(segment, []).append(index)
+        pairs = enumerate(having.items())
+        heap = [((1 - len(n)) * weights[one], rank, one) for rank, (one, n) in pairs if len(n) > 1]
+        heapq.heapify(heap)
+        while heap:
+            gain, rank, segment = heapq.heappop(heap)
+            having[segment] = now = [index for index in having[segment] if index in group]
+            work += len(now)
+            if gain != (gain_now := (1 - len(now)) * weights[segment]):
+                if len(now) > 1:  # others of its sets have got another segment
+                    heapq.heappush(heap, (gain_now, rank, segment))
                 continue
-            left = group.pop(index)
-            counts.subtract(left.keys())
-            del left[segment]
-            orders[index].append(segment)
-            if left:
-                part[index] = left
-        if part:
-            parts.append(part)
-    for index, left in group.items():  # nothing of theirs is shared
-        orders[index] += left
-    return parts
+            for index in now:
+                orders[index].append(segment)
+            stack.append({index: [s for s in group.pop(index) if s != segment] for index in now})
+    kept = [set(order) for order in orders]
+    return [
+        [*order, *(segment for segment in one if segment not in there)]
+        for order, one, there in zip(orders, frequent, kept, strict=True)
+    ]
 
 
 # -- many sets: local search

@@ -67,9 +67,9 @@ def test_a_large_batch_is_planned_in_time(num_sets, size, num_segments):
     rng = random.Random(7)
     sets = [rng.sample(range(num_segments), size) for _ in range(num_sets)]
     weights = dict.fromkeys(range(num_segments), 100)
-    start = time.perf_counter()
+    start = time.process_time()
     orders = plan(sets, weights)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert shared_weight(orders, weights) > 2 * shared_weight(sets, weights)
 
 
