@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from sgl_vllm.radix.manager import RadixKVCacheManager
-    from sgl_vllm.radix.retention import Left
+    from sgl_vllm.radix.request_record import RequestRecord
     from sgl_vllm.radix.tree import RadixTree
 
 logger = logging.getLogger("vllm.sgl_vllm.radix")
@@ -144,10 +144,9 @@ class Programs(StepHooks):
         if self._radix.retention.left:
             self._read_left()
 
-    def _left(self, tree: RadixTree, left: Left) -> None:
+    def _left(self, tree: RadixTree, record: RequestRecord, ended_s: float) -> None:
         """What an ended request has computed is in the tree. If it got its whole answer, this is a
         context."""
-        record, ended_s = left
         request, leaf = record.request, record.leaf
         member = self._members.pop(request, None)
         if member is None or member.hints.is_ahead:
@@ -246,6 +245,6 @@ class Programs(StepHooks):
         tree, retention = self._radix.tree, self._radix.retention
         if tree is not None:
             left, retention.left = retention.left, []
-            for one in left:
-                self._guard.run(self._left, tree, one)
+            for record, ended_s in left:
+                self._guard.run(self._left, tree, record, ended_s)
         return tree

@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.radix.components.state_order import Kind
-from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -74,11 +73,12 @@ class Checkpoints:
 
     Args:
         pool: the blocks, and the tree over them.
-        groups: without a recurrent group there are no checkpoints.
     """
 
     _pool: RadixBlockPool
-    _groups: Groups
+
+    def __post_init__(self) -> None:
+        self._groups = self._pool.groups
 
     @staticmethod
     def cut_to_stop(record: RequestRecord, start: int, num_new_tokens: int) -> int:

@@ -37,7 +37,7 @@ from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.lookup import Lookup
 from sgl_vllm.radix.misses import Misses
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
-from sgl_vllm.radix.pins import Pins, max_pinned_blocks
+from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_record import is_first_admission
 from sgl_vllm.radix.retention import Retention
@@ -114,23 +114,23 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
             groups,
             POLICIES[policy],
             hash_blocks=has_connector or manager.enable_kv_cache_events,
-            max_pinned_blocks=max_pinned_blocks(
-                manager.block_pool.num_gpu_blocks - 1, pin_share, longest
-            ),
-            max_pins=max_pins,
             max_evicted_bytes=max_evicted_bytes,
         )
+        num_blocks = manager.block_pool.num_gpu_blocks - 1
+        # The longest request must fit beside the pins.
+        manager.pins.max_blocks = max(0, min(int(num_blocks * pin_share), num_blocks - longest))
+        manager.pins.max_pins = max_pins
         manager.counters = RadixCounters()
         manager.policy = policy
         manager.groups = groups
         manager.block_size = groups.block_size
-        manager.checkpoints = Checkpoints(manager.pool, groups)
+        manager.checkpoints = Checkpoints(manager.pool)
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
         guard = manager._explaining = Guard(
             "explaining a cache miss", "the counters of misses may be wrong", logger
         )
         manager.first_scored = WeakKeyDictionary()
-        manager.retention = Retention(manager.pool, groups, manager.counters)
+        manager.retention = Retention(manager.pool, manager.counters)
         manager._ttl_s = ttl_s
         copies = manager._copies = HitCopies(
             manager.pool, groups, max_copies, manager.watermark_blocks

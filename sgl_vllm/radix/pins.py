@@ -41,30 +41,19 @@ class Pin:
     since: float
 
 
-def max_pinned_blocks(num_blocks: int, pin_share: float, longest_request: int) -> int:
-    """How many blocks may be pinned.
-
-    Args:
-        num_blocks: usable blocks of the cache.
-        pin_share: the largest share of them to be pinned.
-        longest_request: blocks of the longest request, which must fit beside the pins.
-    """
-    return max(0, min(int(num_blocks * pin_share), num_blocks - longest_request))
-
-
 @dataclass(eq=False)
 class Pins:
     """The pins of one cache.
 
-    Args:
+    Attributes:
         max_blocks: at most this many blocks can be pinned, each counted once however many pins
             hold it.
         max_pins: at most this many pins at a time.
     """
 
     _pool: MarkedBlockPool
-    max_blocks: int
-    max_pins: int
+    max_blocks: int = 0
+    max_pins: int = 0
     _pins: dict[str, Pin] = field(default_factory=dict)
     _holders: dict[int, set[str]] = field(default_factory=dict)
     """The pins that hold each pinned block."""

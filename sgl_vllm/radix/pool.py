@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar  # Any: arguments that pass through
+from typing import Any, TypeVar  # Any: arguments that pass through
 
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
@@ -55,15 +55,6 @@ BY_ERROR = "switched off by an error: see the server's log"
 Result = TypeVar("Result")
 
 
-class _Scheduled(NamedTuple):
-    """Whole blocks of full attention that a step computes: those of the tokens `[begin, end)`."""
-
-    request: Request
-    blocks: list[KVCacheBlock]
-    begin: int
-    end: int
-
-
 class RadixBlockPool(MarkedBlockPool):
     """Added to a live pool by `adopt`."""
 
@@ -78,9 +69,10 @@ class RadixBlockPool(MarkedBlockPool):
     first_computed: int | None
     """The first token that is not a hit, of the request that is being given blocks; None while no
     request is. vLLM sets `num_computed_tokens` of a new request only afterwards."""
-    _scheduled: dict[str, _Scheduled]
-    """By request id, the whole blocks that this step will compute and that are not in the tree yet.
-    They enter it at the next lookup or when the next step starts, whichever comes first."""
+    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int, int]]
+    """By request id, the blocks of full attention with the tokens `[begin, end)`, whole ones that
+    this step will compute and that are not in the tree yet. They enter it at the next lookup or
+    when the next step starts, whichever comes first."""
     inexact: InexactRequests
     _in_this_step: set[int]
     """Blocks in the tree whose contents exist only after this step's forward pass: not to be copied
@@ -94,8 +86,6 @@ class RadixBlockPool(MarkedBlockPool):
         policy: EvictionPolicy,
         *,
         hash_blocks: bool,
-        max_pinned_blocks: int,
-        max_pins: int,
         max_evicted_bytes: int,
     ) -> RadixBlockPool:
         """Turn a freshly constructed stock pool into this one, in place.
@@ -103,8 +93,6 @@ class RadixBlockPool(MarkedBlockPool):
         Args:
             groups: the KV-cache groups whose blocks it has.
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
-            max_pinned_blocks: at most this many blocks can be pinned.
-            max_pins: at most this many pins at a time.
             max_evicted_bytes: host memory for remembering what was evicted.
         """
         pool = adopt(pool, cls)
@@ -117,7 +105,7 @@ class RadixBlockPool(MarkedBlockPool):
         )
         pool.is_off, pool.off_reason = False, ""
         pool.records = RequestRecords()
-        pool.pins = Pins(pool, max_pinned_blocks, max_pins)
+        pool.pins = Pins(pool)
         pool.counters = EvictionCounters()
         pool.block_size = groups.block_size
         pool.groups = groups
@@ -294,9 +282,8 @@ class RadixBlockPool(MarkedBlockPool):
             begin = self.first_computed
             if begin is None:
                 begin = request.num_computed_tokens
-            self._scheduled[request.request_id] = _Scheduled(
-                request, blocks, begin, num_full_blocks * block_size
-            )
+            end = num_full_blocks * block_size
+            self._scheduled[request.request_id] = request, blocks, begin, end
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if not self.is_off:

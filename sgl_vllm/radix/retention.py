@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.state_order import Kind
-from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.stats import RadixCounters
 
@@ -25,26 +24,21 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.pool import RadixBlockPool
 
 
-class Left(NamedTuple):
-    """An ended request whose tokens are in the tree."""
-
-    record: RequestRecord
-    ended_s: float
-
-
 @dataclass(eq=False)
 class Retention:
     """The computed tokens of one cache's requests.
 
     Attributes:
         left: the requests that have ended since the last step began, and left something in the
-            tree.
+            tree; and when, in seconds on the monotonic clock.
     """
 
     _pool: RadixBlockPool
-    _groups: Groups
     counters: RadixCounters
-    left: list[Left] = field(default_factory=list)
+    left: list[tuple[RequestRecord, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._groups = self._pool.groups
 
     def retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""
@@ -67,7 +61,7 @@ class Retention:
                 self._pool.tree.mark_state(states[num_tokens][0], Kind.END)
             self.counters.retained_tails += num_tokens % self._groups.block_size != 0
             if request.is_finished():
-                self.left.append(Left(record, time.monotonic()))
+                self.left.append((record, time.monotonic()))
 
     def _unindex_uncertain(
         self, request: Request, blocks: Sequence[KVCacheBlock], num_found: int
