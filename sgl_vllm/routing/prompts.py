@@ -9,7 +9,7 @@ nor vLLM, and neither logs nor keeps prompts.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple  # Any: the JSON of a request
 
 import numpy as np
@@ -18,9 +18,6 @@ from pydantic import BaseModel
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.routing.prefix_hashes import Prompt
-
-Body = Mapping[str, Any]
-"""A request's fields. Clients write them, so values may have any type."""
 
 _PART_END = "\x1f"
 """Separates the parts of a message, and ends it: no message is a prefix of another."""
@@ -49,13 +46,12 @@ def read_request(request: object, lora: str | None, request_id: str) -> RequestS
         request: a body, as a mapping or as an object with its fields.
         lora: the adapter's name, if the request is for one.
     """
-    body: Body = request if isinstance(request, Mapping) else _Fields(request)
-    prompt = _prompt(body)
+    prompt = _prompt(request)
     if prompt is None:
         return None
-    salt = body.get("cache_salt")
-    hints = read_hints(body.get("vllm_xargs"), request_id)
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    salt = _field(request, "cache_salt")
+    hints = read_hints(_field(request, "vllm_xargs"), request_id)
+    limit = _field(request, "max_completion_tokens") or _field(request, "max_tokens")
     return RequestSummary(
         prompt,
         CacheNamespace(lora, salt if isinstance(salt, str) else None),
@@ -64,8 +60,13 @@ def read_request(request: object, lora: str | None, request_id: str) -> RequestS
     )
 
 
-def _prompt(body: Body) -> Prompt | None:
-    messages, prompt = body.get("messages"), body.get("prompt")
+def _field(of: object, name: str) -> Any:
+    """Clients write them, so values may have any type."""
+    return of.get(name) if isinstance(of, Mapping) else getattr(of, name, None)
+
+
+def _prompt(request: object) -> Prompt | None:
+    messages, prompt = _field(request, "messages"), _field(request, "prompt")
     if messages is None and isinstance(prompt, Sequence) and not isinstance(prompt, str):
         if prompt and not isinstance(prompt[0], int):
             prompt = prompt[0]  # the first of several
@@ -73,7 +74,7 @@ def _prompt(body: Body) -> Prompt | None:
             return np.asarray(prompt, dtype=np.int32)
     if not messages and not isinstance(prompt, str):
         return None
-    text = chat_text(messages, body.get("tools")) if messages else str(prompt)
+    text = chat_text(messages, _field(request, "tools")) if messages else str(prompt)
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -81,10 +82,10 @@ def chat_text(messages: Sequence[Any], tools: Sequence[Any] | None = None) -> st
     """A conversation as one text, which is a prefix of the text of any continuation."""
     texts = [_as_json(tools)] if tools else []  # chat templates put tools first
     for message in messages:
-        fields = message if isinstance(message, Mapping) else _Fields(message)
-        texts.append(f"{fields.get('role')}\n")
-        texts.append(_content_text(fields.get("content")))
-        texts += [_as_json(fields[key]) for key in ("tool_calls", "name") if fields.get(key)]
+        texts.append(f"{_field(message, 'role')}\n")
+        texts.append(_content_text(_field(message, "content")))
+        others = (_field(message, "tool_calls"), _field(message, "name"))
+        texts += [_as_json(other) for other in others if other]
         texts.append(_PART_END)
     return "".join(texts)
 
@@ -109,19 +110,3 @@ def _as_json(value: object) -> str:
 def _plain(value: object) -> object:
     """Does not iterate over Pydantic's lazy iterators, which can be read only once."""
     return value.model_dump() if isinstance(value, BaseModel) else repr(value)
-
-
-class _Fields(Mapping[str, Any]):
-    """An object's attributes as a mapping; missing ones are None."""
-
-    def __init__(self, of: object) -> None:
-        self._of = of
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self._of, name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(vars(self._of))
-
-    def __len__(self) -> int:
-        return len(vars(self._of))

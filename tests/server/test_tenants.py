@@ -12,7 +12,6 @@ import openai
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.commands import cli
 from sgl_vllm.server_process import VllmServer
 from tests.server.conftest import API_KEY, BLOCK, HEADERS, flush, serve
 
@@ -173,20 +172,6 @@ def test_a_salt_that_vllm_refuses_is_refused_everywhere(server, salt) -> None:
         assert "cache_salt" in answer.text and len(answer.text) < 2000
 
 
-def test_a_request_id_of_megabytes_is_refused_and_not_kept(server) -> None:
-    body: dict[str, Any] = {"model": "demo", "prompt": "a", "request_id": "x" * 5_000_000}
-    for stream in (False, True):
-        answer = post(server, "completions", {**body, "stream": stream})
-        assert (
-            "request_id, with what vLLM adds to it, is too long" in answer.text
-            and len(answer.text) < 500
-        )
-    whole = {"requests": [{"path": "completions", "body": body}]}
-    answer = post(server, "sgl/batch", whole).json()
-    assert answer["status"] == 400
-    assert post(server, "completions", {**body, "request_id": "x" * 400}).status_code == 200
-
-
 # -- why ------------------------------------------------------------------------------------------
 
 
@@ -269,25 +254,6 @@ def test_no_tenant_learns_what_another_has_sent(server, http, client) -> None:
     flush(http)
     assert causes(why(server, ask(client, guess, "e"), tenant="e")) == [("new", 0, 251)]
     assert causes(why(server, ask(client, secret))) == [("not_cached", 0, 300)]
-
-
-def test_the_command_prints_it(server, http, client, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", API_KEY)
-    flush(http)
-    salt: dict[str, Any] = {"extra_body": {"cache_salt": "mine"}}
-    ask(client, PROMPT, **salt)
-    request = ask(client, [*PROMPT[:150], 1, 2, 3], **salt)
-    assert cli.main(["why", server.url, request, "--cache-salt", "mine"]) == 0
-    head, line = capsys.readouterr().out.splitlines()
-    assert head.startswith(f"{request}-0-") and head.endswith(
-        ": 150 of 153 prompt tokens cached, 3 computed"
-    )
-    assert line == "        [150, 153)        3  the prompt differs from what is cached"
-    assert cli.main(["why", server.url, request, "--cache-salt", "mine", "--json"]) == 0
-    (answer,) = json.loads(capsys.readouterr().out)["requests"]
-    assert answer["num_missed_tokens"] == 3 and answer["engine"] == 0
-    assert cli.main(["why", server.url, request]) == 1
-    assert "no request" in capsys.readouterr().err
 
 
 # -- segments that are marked ----------------------------------------------------------------------
