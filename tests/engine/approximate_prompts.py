@@ -84,20 +84,12 @@ def reused(output: RequestOutput) -> tuple[int, int]:
     return report["reused_tokens"], report["reused_segments"]
 
 
-def finish(engine: Engine) -> list[RequestOutput]:
-    """Run until nothing is left. Returns the last outputs."""
-    finished = []
-    while engine.scheduler.has_requests():
-        finished += [one for one in engine.llm.llm_engine.step() if one.finished]
-    return finished
-
-
 def whole_blocks(
     engine: Engine, prompt: Prompt, reuse: bool
 ) -> tuple[list[int], list[torch.Tensor]]:
     """The whole blocks of a prompt once it is computed, and what they hold, by layer."""
     params = greedy(3, extra_args=prompt.extra_args(reuse))
-    engine.llm.llm_engine.add_request("one", prompt.as_prompt(engine), params)
+    engine.begin("one", prompt.as_prompt(engine), params)
     length = len(prompt.tokens(engine))
     while not (request := next(iter(engine.scheduler.requests.values()))).num_output_tokens:
         engine.llm.llm_engine.step()
@@ -105,7 +97,7 @@ def whole_blocks(
     blocks = manager.get_block_ids(request.request_id)[0][: length // manager.block_size]
     caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
     contents = [cache[blocks].clone() for cache in caches]
-    finish(engine)
+    engine.finish()
     return blocks, contents
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
+from vllm.v1.request import Request
 
 from sgl_vllm.demo import MODEL_PATH
 from tests.engine.machine import check_nothing_is_left
@@ -133,6 +134,31 @@ class Engine:
     def tokens(self, asks: Sequence[Ask]) -> list[tuple[list[int], str | None]]:
         """What every request got: its tokens and why it ended."""
         return [(tokens_of(out), out.outputs[0].finish_reason) for out in self.run(asks)]
+
+    def begin(
+        self,
+        name: str,
+        prompt: list[int] | dict[str, Any],
+        params: SamplingParams,
+        num_steps: int = 0,
+    ) -> list[RequestOutput]:
+        """Send a request and run so many steps. Returns their outputs."""
+        as_prompt = prompt if isinstance(prompt, dict) else {"prompt_token_ids": prompt}
+        self.llm.llm_engine.add_request(name, as_prompt, params)
+        return [output for _ in range(num_steps) for output in self.llm.llm_engine.step()]
+
+    def finish(self) -> dict[str, RequestOutput]:
+        """Run what is there to the end. Returns the last outputs, by request id."""
+        last = {}
+        while self.llm.llm_engine.has_unfinished_requests():
+            last.update({one.request_id: one for one in self.llm.llm_engine.step()})
+        return last
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks, as the scheduler does in the middle of a step."""
+        self.scheduler.running.remove(request)
+        self.scheduler._preempt_request(request, time.monotonic())
+        self.scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def settle(self) -> None:
         """Let what a KV connector still sends or loads come to its end."""

@@ -24,7 +24,6 @@ from tests.engine.approximate_prompts import (
     Prompt,
     ask,
     document,
-    finish,
     has_flag,
     logprobs,
     num_computed,
@@ -158,12 +157,9 @@ def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
     prompt = Prompt((C, B, A))
     for num_steps in range(1, 6):
         params = greedy(30, extra_args=prompt.extra_args(reuse=True))
-        engine.llm.llm_engine.add_request(f"aborted {num_steps}", prompt.as_prompt(engine), params)
-        for _ in range(num_steps):
-            engine.llm.llm_engine.step()
-        (request_id,) = engine.scheduler.requests
-        engine.llm.llm_engine.abort_request([request_id], internal=True)
-        finish(engine)
+        engine.begin("aborted", prompt.as_prompt(engine), params, num_steps)
+        engine.llm.llm_engine.abort_request(["aborted"])
+        engine.settle()
         engine.check_nothing_is_left()
         assert not engine.scheduler.parts.radix.pool.inexact
     assert engine.scheduler.reset_prefix_cache()
@@ -175,13 +171,11 @@ def test_a_preempted_request_is_computed_when_it_resumes(fresh) -> None:
     prompt = Prompt((C, B, A))
     scheduler = engine.scheduler
     params = greedy(8, extra_args=prompt.extra_args(reuse=True))
-    engine.llm.llm_engine.add_request("preempted", prompt.as_prompt(engine), params)
-    for _ in range(3):
-        engine.llm.llm_engine.step()
+    engine.begin("preempted", prompt.as_prompt(engine), params, num_steps=3)
     assert scheduler.parts.approximate.counters.tokens > 0
-    scheduler._preempt_request(scheduler.running.pop(), 0.0)
+    engine.preempt(scheduler.running[0])
     assert not scheduler.parts.radix.pool.inexact
-    (output,) = finish(engine)
+    output = engine.finish()["preempted"]
     (exact,) = ask(engine, [prompt], reuse=False, max_tokens=8)
     assert tokens_of(output) == tokens_of(exact)  # it had no output before
     engine.check_nothing_is_left()
@@ -241,12 +235,10 @@ def test_what_was_reused_is_no_hit_of_vllms_own_cache_either(start) -> None:
     assert engine.scheduler.reset_prefix_cache()
     ask(engine, [Prompt((A, B, C))], reuse=False)
     params = greedy(60, extra_args=prompt.extra_args(reuse=True))
-    engine.llm.llm_engine.add_request("running", prompt.as_prompt(engine), params)
-    for _ in range(6):
-        engine.llm.llm_engine.step()
+    engine.begin("running", prompt.as_prompt(engine), params, num_steps=6)
     assert engine.scheduler.parts.approximate.counters.segments == 3
     engine.scheduler.parts.radix.pool.switch_off("for the test")
-    finish(engine)
+    engine.finish()
     engine.reset_counts()
     (output,) = ask(engine, [prompt], reuse=True, max_tokens=60, logprobs=5)
     assert engine.computed_tokens == len(prompt.tokens(engine)) + 59
@@ -270,17 +262,15 @@ def test_chunks_are_computed_in_steps_in_which_others_jump(start) -> None:
     regex = r'\{"slow": "(hare|owl)", "fast": "(hare|fox)", "old": "(newt|toad)"\}'
     formats = StructuredOutputsParams(regex=regex)
     prompt = Prompt((D, C, A, B))
-    add, tokens = engine.llm.llm_engine.add_request, [*range(20, 60)]
     for num_before in range(0, 14, 2):
         for number in range(3):
             params = greedy(60, structured_outputs=formats)
-            add(f"{number} of {num_before}", {"prompt_token_ids": [*tokens, number]}, params)
+            engine.begin(f"{number} of {num_before}", [*range(20, 60), number], params)
         outputs = [one for _ in range(num_before) for one in engine.llm.llm_engine.step()]
         params = greedy(4, extra_args=prompt.extra_args(reuse=True))
-        add(f"reusing {num_before}", prompt.as_prompt(engine), params)
-        outputs += finish(engine)
-        answers = {one.request_id: one for one in outputs if one.finished}
-        assert reused(answers.pop(f"reusing {num_before}"))[1] == 4
+        engine.begin("reusing", prompt.as_prompt(engine), params)
+        answers = {one.request_id: one for one in outputs if one.finished} | engine.finish()
+        assert reused(answers.pop("reusing"))[1] == 4
         for answer in answers.values():
             assert re.match(regex, engine.tokenizer.decode(tokens_of(answer)))
         engine.check_nothing_is_left()

@@ -35,22 +35,6 @@ def flood(engine: Engine) -> None:
         answer(engine, words(400, seed))
 
 
-def begin(engine: Engine, name: str, prompt: list[int], max_tokens: int, num_steps: int) -> None:
-    engine.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, greedy(max_tokens))
-    for _ in range(num_steps):
-        engine.llm.llm_engine.step()
-
-
-def finish(engine: Engine) -> dict[str, list[int]]:
-    """Run to the end what is there: each request's tokens."""
-    tokens = {}
-    while engine.llm.llm_engine.has_unfinished_requests():
-        for output in engine.llm.llm_engine.step():
-            if output.finished:
-                tokens[output.request_id] = list(output.outputs[0].token_ids)
-    return tokens
-
-
 @pytest.fixture(scope="module")
 def engine(start) -> Engine:
     return start({}, max_num_batched_tokens=256, **SMALL)
@@ -102,9 +86,9 @@ def test_a_pin_moves_to_the_longer_copy_that_replaces_its_last_block(engine):
 def test_a_reset_that_is_refused_keeps_pins(engine):
     answer(engine, words(100))
     engine.scheduler.sgl_vllm.pin(words(100))
-    begin(engine, "running", words(50, seed=1), max_tokens=9, num_steps=2)
+    engine.begin("running", words(50, seed=1), greedy(9), num_steps=2)
     assert not engine.llm.reset_prefix_cache()
-    finish(engine)
+    engine.finish()
     flood(engine)
     assert in_tree(engine, words(100)) == 100
 
@@ -125,7 +109,7 @@ def test_what_cannot_be_pinned_is_refused_with_its_reason(engine):
     ids=["waiting", "in the first chunk of its prompt", "after its prompt", "while it answers"],
 )
 def test_an_abort_leaves_what_was_computed(engine, num_steps, expected):
-    begin(engine, "gone", words(400), max_tokens=20, num_steps=num_steps)
+    engine.begin("gone", words(400), greedy(20), num_steps)
     request = next(iter(engine.scheduler.requests.values()))
     tokens = list(request.all_token_ids)
     engine.llm.llm_engine.abort_request(["gone"])

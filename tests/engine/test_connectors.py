@@ -49,12 +49,6 @@ def answer(engine: Engine, prompt: list[int]) -> list[int]:
     return tokens_of(result)
 
 
-def begin(engine: Engine, name: str, prompt: list[int], num_steps: int) -> None:
-    engine.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, greedy(4))
-    for _ in range(num_steps):
-        engine.llm.llm_engine.step()
-
-
 def computed_afresh(engine: Engine, prompt: list[int]) -> list[int]:
     """With what is in the cache, but nothing in the connector's store."""
     engine.settle()
@@ -113,7 +107,7 @@ def test_a_request_aborted_while_it_loads_leaves_only_what_is_there(engine, fail
     prompt = words(150)
     expected = answer(engine, prompt)
     behave(load_steps=4, failing_block=failing_block)
-    begin(engine, "gone", prompt, num_steps=2)
+    engine.begin("gone", prompt, greedy(4), num_steps=2)
     engine.llm.llm_engine.abort_request(["gone"])
     assert computed_afresh(engine, prompt) == expected
 

@@ -301,28 +301,23 @@ def ready(engine, monkeypatch) -> None:
 @canonical
 def test_others_share_the_prompt_of_an_opened_request_that_still_runs(engine, ready):
     assert engine.llm.reset_prefix_cache()
-    llm = engine.llm.llm_engine
     opened = ask(engine, LONG[:100], regex=SENTENCE)
-    llm.add_request("opened", opened.as_prompt, opened.params)
-    llm.step()
-    llm.add_request("other", {"prompt_token_ids": LONG[:110]}, SamplingParams(max_tokens=1))
-    cached = {}
-    while llm.has_unfinished_requests():
-        cached.update({out.request_id: out.num_cached_tokens for out in llm.step()})
+    engine.begin("opened", opened.prompt, opened.params, num_steps=1)
+    engine.begin("other", LONG[:110], SamplingParams(max_tokens=1))
+    cached = {name: output.num_cached_tokens for name, output in engine.finish().items()}
     assert cached == {"opened": 0, "other": 100}
 
 
 @canonical
 def test_nothing_is_sent_before_the_first_pass_and_everything_after_it(engine, ready):
     llm, one = engine.llm.llm_engine, ask(engine, LONG[::-1], regex=SENTENCE)
-    llm.add_request("one", one.as_prompt, one.params)
+    engine.begin("one", one.prompt, one.params)
     # Two chunks; with asynchronous scheduling, a pass is read in the step after it was sent.
     num_steps = 2 + engine.is_async
     sent = [[len(out.outputs[0].token_ids) for out in llm.step()] for _ in range(num_steps)]
     assert sent[:-1] == [[]] * (num_steps - 1)
     assert sent[-1][0] >= len(engine.encode("The answer to your question is"))
-    while llm.has_unfinished_requests():
-        llm.step()
+    engine.finish()
 
 
 # -- streams ---------------------------------------------------------------------------------------

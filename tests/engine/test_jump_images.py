@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,14 +111,10 @@ def test_an_image_is_encoded_again_if_a_request_is_preempted_after_a_jump(start_
         llm.step()
         assert llm.has_unfinished_requests()
     (victim,) = scheduler.running
-    scheduler.running.remove(victim)
-    scheduler._preempt_request(victim, time.monotonic())
-    scheduler.prev_step_scheduled_req_ids.discard(victim.request_id)
+    engine.preempt(victim)
     engine.core.reset_encoder_cache()
-    finished = []
-    while llm.has_unfinished_requests():
-        finished += [output for output in llm.step() if output.finished]
-    assert (list(finished[0].outputs[0].token_ids), finished[0].outputs[0].finish_reason) == wanted
+    (answer,) = engine.finish()["preempted"].outputs
+    assert (list(answer.token_ids), answer.finish_reason) == wanted
     engine.check_nothing_is_left()
 
 

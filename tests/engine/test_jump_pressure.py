@@ -5,7 +5,6 @@ right."""
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -135,10 +134,7 @@ def run(engine: Engine, todo: list[Job], max_steps: int, disturb: random.Random 
             llm.abort_request([name])
             done.partial[name] = so_far.pop(name)
         if scheduler.running and disturb.random() < 0.1:
-            victim = disturb.choice(scheduler.running)
-            scheduler.running.remove(victim)
-            scheduler._preempt_request(victim, time.monotonic())
-            scheduler.prev_step_scheduled_req_ids.discard(victim.request_id)
+            engine.preempt(disturb.choice(scheduler.running))
         if disturb.random() < 0.02:
             try:
                 assert engine.core.reset_prefix_cache(reset_running_requests=True)
@@ -205,15 +201,14 @@ def test_a_paused_engine_releases_nobody(start):
     llm, scheduler = engine.llm.llm_engine, engine.scheduler
     grammar = StructuredOutputsParams(regex=PATTERNS[1])
     params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=grammar)
-    llm.add_request("one", {"prompt_token_ids": [70, 71]}, params)
+    engine.begin("one", [70, 71], params)
     while not scheduler.kv_holding_waiting:
         llm.step()
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
     scheduler.schedule()
     assert len(scheduler.kv_holding_waiting) == 1
     scheduler.set_pause_state(PauseState.UNPAUSED)
-    while llm.has_unfinished_requests():
-        llm.step()
+    engine.finish()
     engine.check_nothing_is_left()
 
 

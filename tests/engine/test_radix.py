@@ -51,15 +51,9 @@ def test_hits_end_at_the_last_shared_token_that_was_computed(fresh):
 def test_a_request_that_runs_is_found_by_those_that_come_later(fresh):
     """Stock shares full blocks of running requests; ours shares what is computed, to the token."""
     prompt = words(100)
-    long = fresh.llm.llm_engine
-    long.add_request("long", {"prompt_token_ids": prompt}, greedy(30))
-    for _ in range(3):
-        long.step()
-    long.add_request("late", {"prompt_token_ids": prompt[:80] + words(9, seed=2)}, greedy(1))
-    finished = {}
-    while long.has_unfinished_requests():
-        finished.update({out.request_id: out for out in long.step() if out.finished})
-    assert finished["late"].num_cached_tokens == 80
+    fresh.begin("long", prompt, greedy(30), num_steps=3)
+    fresh.begin("late", prompt[:80] + words(9, seed=2), greedy(1))
+    assert fresh.finish()["late"].num_cached_tokens == 80
 
 
 # -- select ---------------------------------------------------------------------------------------

@@ -89,14 +89,11 @@ def test_a_report_ends_with_the_text(engine):
 
 
 def test_an_aborted_request_leaves_no_record(engine):
-    llm = engine.llm.llm_engine
     ask = card(engine, "([a-z]{200})")
-    llm.add_request("aborted", ask.as_prompt, ask.params)
-    for _ in range(3):
-        llm.step()
+    engine.begin("aborted", ask.prompt, ask.params, num_steps=3)
     records = engine.scheduler.parts.reports._records
     assert len(records) == 1
-    llm.abort_request(["aborted"])
+    engine.llm.llm_engine.abort_request(["aborted"])
     for _ in range(2):
         engine.run([card(engine)])
     assert not records

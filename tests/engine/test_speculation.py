@@ -181,9 +181,8 @@ def kv_cold_and_warm(
 def kv_of(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
     """What the cache holds of the full blocks of a prompt, layer by layer. Of layers with windows,
     the blocks that these still reach."""
-    llm, scheduler = engine.llm.llm_engine, engine.scheduler
-    llm.add_request("seen", {"prompt_token_ids": prompt}, greedy(9))
-    llm.step()
+    scheduler = engine.scheduler
+    engine.begin("seen", prompt, greedy(9), num_steps=1)
     (request_id,) = scheduler.requests
     layers = scheduler.vllm_config.compilation_config.static_forward_context
     groups = scheduler.kv_cache_config.kv_cache_groups
@@ -193,7 +192,7 @@ def kv_of(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
         full = of_group[: len(prompt) // group.kv_cache_spec.block_size]
         block_ids = [block.block_id for block in full if not block.is_null]
         kv += [layers[name].kv_cache[block_ids].clone() for name in group.layer_names]
-    llm.abort_request(["seen"])
+    engine.llm.llm_engine.abort_request(["seen"])
     engine.settle()
     return kv
 
