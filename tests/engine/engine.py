@@ -16,7 +16,6 @@ from vllm.v1.request import Request
 
 from sgl_vllm.demo import MODEL_PATH
 from tests.engine.machine import check_nothing_is_left
-from tests.platforms import counts
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
 
@@ -87,7 +86,6 @@ class Engine:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.tokenizer = self.llm.get_tokenizer()
-        self._is_stopped = False
         self.reset_counts()
         execute = self.core.model_executor.execute_model
 
@@ -174,7 +172,4 @@ class Engine:
         check_nothing_is_left(self.scheduler)
 
     def stop(self) -> None:
-        if not self._is_stopped:
-            self._is_stopped = True
-            counts.add(self.scheduler)
         self.llm.llm_engine.engine_core.shutdown()

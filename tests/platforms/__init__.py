@@ -13,5 +13,5 @@
 
 The runners are vLLM's own. The V2 runner's Triton kernels run in Triton's interpreter, which takes
 the place of a GPU (`interpreter.py`); a pass is several times slower than with the V1 runner, so
-`tests/effort.py` sends fewer requests there. The last line of a run says what its engines did.
+`tests/effort.py` sends fewer requests there.
 """

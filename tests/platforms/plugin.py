@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.platforms import counts
 from tests.platforms.platform import PLATFORMS, VLLMS_CHOICE_ON_A_CPU
 
 
@@ -30,21 +27,3 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"vLLM platform: {config.getoption('--vllm-platform')}"
-
-
-# With pytest-xdist each worker counts its own engines, and the process that prints adds them up.
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["engine_counts"] = dict(counts.COUNTS)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    counts.COUNTS.update(getattr(node, "workeroutput", {}).get("engine_counts", {}))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    platform = terminalreporter.config.getoption("--vllm-platform")
-    terminalreporter.write_line(f"{platform}: {counts.line()}")
