@@ -50,7 +50,7 @@ def test_a_request_finds_at_least_what_the_events_promise(layout):
     rng = random.Random(2)
     prompts: list[list[int]] = [[rng.randrange(10, 2000) for _ in range(90)]]
     num_promised = 0
-    for _ in range(60):
+    for _ in range(30):
         subscriber.read_all()
         earlier = rng.choice(prompts)[: rng.randrange(1, 160)]
         prompt = [*earlier, *(rng.randrange(10, 2000) for _ in range(rng.randrange(1, 40)))]
@@ -58,7 +58,7 @@ def test_a_request_finds_at_least_what_the_events_promise(layout):
         assert cached_tokens(core, prompt, length=5) >= promised
         prompts.append([*prompt, *core.answers[str(len(core.answers) - 1)].tokens])
         num_promised += promised
-    assert num_promised > 600
+    assert num_promised > 250
     assert set(subscriber.kinds) == set(range(len(managers)))
 
 

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
-from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.block_pool import BlockPool
@@ -138,17 +136,6 @@ def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatc
     assert "BlockPool.unpin_blocks" in parts["radix"]
     assert parts["select"] == "it needs radix"
     assert parts["schedule"] == parts["fsm"] == parts["jump_forward"] == "on"
-
-
-def test_a_bad_grammar_fails_its_own_request_only(start):
-    engine = start(plugin={})
-    for broken in ({"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= no"}):
-        bad = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(**broken))
-        with pytest.raises(VLLMValidationError):
-            engine.run([Ask([20, 21, 22], bad)])
-    good = engine.run([Ask([20, 21, 22], SamplingParams(max_tokens=5, ignore_eos=True))])[0]
-    assert len(good.outputs[0].token_ids) == 5
-    engine.check_nothing_is_left()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +10,6 @@ import pytest
 from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
-
-
-class Source(StrEnum):
-    """vLLM's CacheHitSource, which 0.31 does not have."""
-
-    HOST = "host"
-    DISK = "disk"
 
 
 class Request:
@@ -31,7 +23,7 @@ class Request:
 
 
 class Connector:
-    """Has `found` tokens of everybody, the first 32 on a disk."""
+    """Has `found` tokens of everybody."""
 
     def __init__(self, found: int | None, is_async: bool) -> None:
         self.answer = found, is_async
@@ -47,10 +39,6 @@ class Connector:
 
     def update_connector_output(self, output):
         pass
-
-    def get_external_cache_hit_sources(self, request, num_external):
-        on_disk = min(32, num_external)
-        return {Source.DISK: on_disk, Source.HOST: num_external - on_disk}
 
 
 class Below:
@@ -68,13 +56,6 @@ class Below:
         if found is not None:
             self.connector.update_state_after_alloc(request, None, found)
         return found
-
-
-def test_what_is_worth_it_is_loaded_and_counted_by_tier():
-    below = Below()
-    assert below.admit(Request(200), num_local=64) == 96
-    assert below.connector.loaded == [96]
-    assert (below.counters.disk_hit_tokens, below.counters.host_hit_tokens) == (32, 64)
 
 
 def test_the_connector_is_not_asked_for_a_request_with_too_little_left():
