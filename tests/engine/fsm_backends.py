@@ -16,7 +16,7 @@ from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.effort import examples
 
-WALKS = examples(3)
+WALKS = examples(2)
 STEPS = 40
 
 OBJECT = {
