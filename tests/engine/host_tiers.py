@@ -36,15 +36,15 @@ def config(host_bytes: int, *tiers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def files(folder: Path) -> dict[str, Any]:
-    """vLLM's file tier."""
-    return {"type": "fs", "root_dir": str(folder), "n_read_threads": 2, "n_write_threads": 2}
-
-
 def checked_files(folder: Path) -> dict[str, Any]:
-    """Ours, with checksums."""
-    ours = {"type": CheckedFileTier.__name__, "module_path": CheckedFileTier.__module__}
-    return {**files(folder), **ours}
+    """Our file tier, with checksums, over vLLM's."""
+    return {
+        "type": CheckedFileTier.__name__,
+        "module_path": CheckedFileTier.__module__,
+        "root_dir": str(folder),
+        "n_read_threads": 2,
+        "n_write_threads": 2,
+    }
 
 
 class HostTieringSpec(TieringOffloadingSpec):

@@ -120,14 +120,6 @@ def test_a_short_format_that_takes_gigabytes_is_refused_and_takes_none(
     assert memory().rss < before + 64 * MIB
 
 
-@pytest.mark.parametrize("kind", LARGE)
-def test_guidance_compiles_what_its_process_compiles(guidance_s: SglBackend, kind: Options) -> None:
-    grammar = guidance_s.compile_grammar(kind, LARGE[kind])
-    row = guidance_s.allocate_token_bitmask(1).zero_()
-    grammar.fill_bitmask(row, 0)
-    assert row.any()
-
-
 def test_what_was_compiled_once_is_not_tried_again(
     stock_s: SglBackend, guidance_s: SglBackend
 ) -> None:

@@ -60,7 +60,7 @@ def want(start) -> Run:
 
 def offloading(tmp_path) -> KVTransferConfig:
     """vLLM's connector for host memory, and files below that: prompts and answers."""
-    config = host_tiers.config(64 << 20, host_tiers.files(tmp_path))
+    config = host_tiers.config(64 << 20, host_tiers.checked_files(tmp_path))
     config["kv_connector_extra_config"]["offload_prompt_only"] = False
     return KVTransferConfig(**config)
 

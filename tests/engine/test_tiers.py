@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
@@ -65,16 +66,17 @@ def chunk_bytes(start) -> int:
 
 @pytest.fixture
 def tiered(start, chunk_bytes, tmp_path) -> Iterator[Callable[..., Engine]]:
-    """Start an engine with both tiers: `tiered(plugin)`, or `tiered(None)` for stock vLLM."""
+    """Start an engine with both tiers: `tiered(plugin)`."""
     engines: list[Engine] = []
 
-    def start_tiered(plugin, num_gpu_blocks: int = NUM_GPU_BLOCKS, files=host_tiers.checked_files):
-        config = host_tiers.config(HOST_CHUNKS * chunk_bytes, files(tmp_path))
+    def start_tiered(plugin: dict[str, Any]) -> Engine:
+        tier = host_tiers.checked_files(tmp_path)
+        config = host_tiers.config(HOST_CHUNKS * chunk_bytes, tier)
         engines.append(
             start(
                 plugin,
                 kv_transfer_config=KVTransferConfig(**config),
-                num_gpu_blocks_override=num_gpu_blocks,
+                num_gpu_blocks_override=NUM_GPU_BLOCKS,
                 max_model_len=512,
             )
         )
