@@ -74,7 +74,7 @@ def serve(subject: Machine, seed: int) -> None:
     tenants."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(1000) for _ in range(rng.randint(40, 300))] for _ in range(4)]
-    for number in range(24):
+    for number in range(16):
         prompt = [*rng.choice(prefixes), *[rng.randrange(1000) for _ in range(rng.randint(1, 80))]]
         request = subject.add(
             prompt,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sgl_vllm.protocol.hints import read_hints
-from sgl_vllm.protocol.step_graph import Step, StepGraph, digest_of
+from sgl_vllm.protocol.step_graph import Step, StepGraph
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
 
@@ -138,17 +138,6 @@ def test_the_branches_of_a_fork_in_a_graph_are_admitted_together():
     machine.run()
     alone = ["alone 1", "alone 2", "alone 3"]
     assert machine.admitted == ["p1", "p2", "p3", "q1", "q2", "q3", *alone]
-
-
-def test_a_step_of_an_unknown_graph_is_served_as_any_other():
-    machine = Machine({"schedule_policy": "program"}, max_num_seqs=1)
-    for index in (1, 7):
-        machine.add(words(30), **step(LINE, index))
-    for text in ("[3]", '[{"tool": "\\ud800"}]', "", "{"):
-        hints = {"sgl_step": f"{digest_of(text)}/0", "sgl_graph": text}
-        machine.add(words(30), extra_args=hints)
-    machine.run()
-    assert len(machine.ended) == 6 and not machine.scheduler.parts.radix.failed
 
 
 TWO = StepGraph((Step(), Step()))

@@ -3,7 +3,6 @@ makes the scheduler compute."""
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -186,47 +185,6 @@ def test_the_number_of_requests_matched_in_a_step_is_bounded(monkeypatch):
         most = max(most, len(scored))
     assert most == MAX_SCORED
     assert len(machine.ended) > 20
-
-
-# -- hints ----------------------------------------------------------------------------------------
-
-
-def in_group(program, group) -> dict:
-    return {"extra_args": {"sgl_program": program, "sgl_fork_group": group}}
-
-
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs"])
-def test_the_branches_of_a_fork_are_admitted_together(policy):
-    machine = Machine(
-        {"schedule_policy": policy, "schedule_max_delay": 100.0}, max_num_seqs=1, num_blocks=30
-    )
-    for number in range(4):
-        machine.add(words(300), name=f"before {number}")
-        machine.add(words(300), name=f"branch {number}", **in_group("p", 0))
-        machine.add(words(300), name=f"other fork {number}", **in_group("p", 1))
-    machine.run()
-    names = [name.rpartition(" ")[0] for name in machine.admitted]
-    assert len([name for name, _ in itertools.groupby(names) if name != "before"]) == 2
-
-
-@pytest.mark.parametrize(
-    "hints",
-    [
-        {"sgl_fork_group": {"a": "dict"}},
-        {"sgl_fork_group": 1.5},
-        {"sgl_fork_group": "x" * 257},
-        {"sgl_fork_group": "good", "sgl_program": ["bad"]},
-    ],
-    ids=["dict", "fraction", "long text", "program"],
-)
-def test_a_bad_hint_is_one_warning_and_nothing_else(hints, caplog):
-    machine = Machine(max_num_seqs=1)
-    machine.add(words(30), extra_args=hints)
-    machine.add(words(30), **in_group("p", 0))
-    (warning,) = [message for message in caplog.messages if "are ignored" in message]
-    assert "x" * 20 not in warning
-    machine.run()
-    assert len(machine.ended) == 2
 
 
 # -- requests ahead of time -----------------------------------------------------------------------
