@@ -84,21 +84,10 @@ def reused(output: RequestOutput) -> tuple[int, int]:
     return report["reused_tokens"], report["reused_segments"]
 
 
-def whole_blocks(
-    engine: Engine, prompt: Prompt, reuse: bool
-) -> tuple[list[int], list[torch.Tensor]]:
-    """The whole blocks of a prompt once it is computed, and what they hold, by layer."""
+def kv_of(engine: Engine, prompt: Prompt, reuse: bool) -> list[torch.Tensor]:
+    """What the cache holds of its whole blocks once it is computed, by layer."""
     params = greedy(3, extra_args=prompt.extra_args(reuse))
-    engine.begin("one", prompt.as_prompt(engine), params)
-    length = len(prompt.tokens(engine))
-    while not (request := next(iter(engine.scheduler.requests.values()))).num_output_tokens:
-        engine.llm.llm_engine.step()
-    manager = engine.scheduler.kv_cache_manager
-    blocks = manager.get_block_ids(request.request_id)[0][: length // manager.block_size]
-    caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
-    contents = [cache[blocks].clone() for cache in caches]
-    engine.finish()
-    return blocks, contents
+    return engine.kv_of(prompt.as_prompt(engine), params)
 
 
 def num_computed(engine: Engine, prompt: Prompt, share: float, num_hit: int) -> int:

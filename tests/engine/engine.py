@@ -152,6 +152,26 @@ class Engine:
             last.update({one.request_id: one for one in self.llm.llm_engine.step()})
         return last
 
+    def kv_of(
+        self, prompt: list[int] | dict[str, Any], params: SamplingParams
+    ) -> list[torch.Tensor]:
+        """What the cache holds of a prompt's whole blocks once it is computed, layer by layer. Of
+        layers with windows, the blocks that these still reach."""
+        self.begin("seen", prompt, params)
+        while not (request := next(iter(self.scheduler.requests.values()))).num_output_tokens:
+            self.llm.llm_engine.step()
+        layers = self.core.vllm_config.compilation_config.static_forward_context
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        blocks = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+        kv = []
+        for group, of_group in zip(groups, blocks, strict=True):
+            whole = of_group[: request.num_prompt_tokens // group.kv_cache_spec.block_size]
+            block_ids = [block.block_id for block in whole if not block.is_null]
+            kv += [layers[name].kv_cache[block_ids].clone() for name in group.layer_names]
+        self.llm.llm_engine.abort_request(["seen"])
+        self.settle()
+        return kv
+
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks, as the scheduler does in the middle of a step."""
         self.scheduler.running.remove(request)

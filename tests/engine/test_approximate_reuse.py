@@ -25,12 +25,12 @@ from tests.engine.approximate_prompts import (
     ask,
     document,
     has_flag,
+    kv_of,
     logprobs,
     num_computed,
     places,
     play,
     reused,
-    whole_blocks,
 )
 from tests.engine.engine import Engine, greedy, tokens_of
 from tests.engine.models import random_model, save
@@ -140,8 +140,7 @@ def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, mon
         assert engine.scheduler.reset_prefix_cache()
         ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
         engine.reset_counts()
-        _, contents = whole_blocks(engine, prompt, reuse=True)
-        return contents, engine.forward_passes
+        return kv_of(engine, prompt, reuse=True), engine.forward_passes
 
     together, num_passes = computed()
     monkeypatch.setattr(Room, "take", lambda self, chunk: False)
@@ -316,11 +315,11 @@ def test_the_first_layers_kv_is_that_of_the_new_place(model_engine) -> None:
     assert engine.scheduler.reset_prefix_cache()
     ask(engine, [Prompt((A, B, C))], reuse=False, max_tokens=1)
     prompt = Prompt((C, A, B), head="Read these now.\n")
-    blocks, approximate = whole_blocks(engine, prompt, reuse=True)
+    approximate = kv_of(engine, prompt, reuse=True)
     assert engine.scheduler.parts.approximate.counters.tokens > 200
     assert engine.scheduler.reset_prefix_cache()
-    other_blocks, exact = whole_blocks(engine, prompt, reuse=False)
-    assert len(blocks) == len(other_blocks) >= 8
+    exact = kv_of(engine, prompt, reuse=False)
+    assert len(approximate[0]) == len(exact[0]) >= 8
     tolerance = 2e-4 if exact[0].dtype == torch.float32 else 0.04
     torch.testing.assert_close(approximate[0], exact[0], atol=tolerance, rtol=tolerance)
     assert (approximate[-1] - exact[-1]).abs().max() > 0.1  # in the last layer it is approximate

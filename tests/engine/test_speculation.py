@@ -169,32 +169,13 @@ def kv_cold_and_warm(
     assert engine.llm.reset_prefix_cache()
     shared = words(num_shared, seed=1)
     prompt = [*shared, *words(100 - num_shared, seed=2)]
-    cold = kv_of(engine, prompt)
+    cold = engine.kv_of(prompt, greedy(9))
     assert engine.llm.reset_prefix_cache()
     engine.run([Ask([*shared, *words(30, seed=3)], greedy(5))])
     hits = engine.scheduler.parts.radix.counters.hit_tokens
-    warm = kv_of(engine, prompt)
+    warm = engine.kv_of(prompt, greedy(9))
     assert engine.scheduler.parts.radix.counters.hit_tokens - hits >= num_shared - 1
     return cold, warm
-
-
-def kv_of(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
-    """What the cache holds of the full blocks of a prompt, layer by layer. Of layers with windows,
-    the blocks that these still reach."""
-    scheduler = engine.scheduler
-    engine.begin("seen", prompt, greedy(9), num_steps=1)
-    (request_id,) = scheduler.requests
-    layers = scheduler.vllm_config.compilation_config.static_forward_context
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    blocks = scheduler.kv_cache_manager.get_blocks(request_id).blocks
-    kv = []
-    for group, of_group in zip(groups, blocks, strict=True):
-        full = of_group[: len(prompt) // group.kv_cache_spec.block_size]
-        block_ids = [block.block_id for block in full if not block.is_null]
-        kv += [layers[name].kv_cache[block_ids].clone() for name in group.layer_names]
-    engine.llm.llm_engine.abort_request(["seen"])
-    engine.settle()
-    return kv
 
 
 # -- jumps ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sgl_vllm.approximate.chunk_rows import Room
-from tests.engine.approximate_prompts import Prompt, ask, document, reused, whole_blocks
+from tests.engine.approximate_prompts import Prompt, ask, document, kv_of, reused
 from tests.engine.engine import Engine
 
 A, B, C, D = (document(number) for number in range(4))
@@ -28,8 +28,7 @@ def computed(engine: Engine, *, reuse: bool) -> list[torch.Tensor]:
     """The KV of the whole blocks of a prompt, whose segments are cached in another order."""
     assert engine.scheduler.reset_prefix_cache()
     ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
-    _, contents = whole_blocks(engine, REORDERED, reuse)
-    return [layer.float() for layer in contents]
+    return [layer.float() for layer in kv_of(engine, REORDERED, reuse)]
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
