@@ -135,9 +135,9 @@ def command(
             _run_batch(chosen, _items(chosen, common, batch), backend, sampling, file, as_json)
         else:
             _check_arguments(chosen, common, "")
-            body = chosen.bind(**common)._body  # its state can be shown even if the run fails
-            state = body.new_state(backend, Options.of(sampling).sampling, is_streamed=stream)
-            body.start(state)
+            bound = chosen.bind(**common)  # its state can be shown even if the run fails
+            state = bound._new_state(backend, Options.of(sampling).sampling, is_streamed=stream)
+            bound._call_beside(state)
             with suppress(Exception):  # which the outcome tells
                 for piece in state.text_iter() if stream else ():
                     print(visible(piece), end="", flush=True)

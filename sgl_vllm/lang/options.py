@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAli
 
 from typing_extensions import ParamSpec, TypeVar
 
-from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling, SamplingDefaults, sampling_of
 
 P = ParamSpec("P", default=...)
@@ -29,7 +29,7 @@ class RunOptions(SamplingDefaults, total=False):
     """The keywords of `run`, `run_async` and `with_options`; see `run`."""
 
     stream: bool
-    backend: Backend | None
+    backend: Backend | BackendHandle | None
     use_thread: bool
     timeout_s: float | None
 
@@ -37,7 +37,7 @@ class RunOptions(SamplingDefaults, total=False):
 class BatchOptions(SamplingDefaults, total=False):
     """The keywords of `run_batch` and `run_batch_async`; see `run_batch`."""
 
-    backend: Backend | None
+    backend: Backend | BackendHandle | None
     num_threads: int | Literal["auto"]
     progress_bar: bool
     return_errors: bool
@@ -49,7 +49,7 @@ class Options:
     """The options of a run or of a batch as one value, with their defaults."""
 
     sampling: Sampling = DEFAULT_SAMPLING
-    backend: Backend | None = None
+    backend: Backend | BackendHandle | None = None
     timeout_s: float | None = None
     stream: bool = False
     use_thread: bool = True

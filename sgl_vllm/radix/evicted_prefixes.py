@@ -59,7 +59,7 @@ class EvictedPrefixes:
         self._names: dict[Node, Namespace] = {}
         self._evictions: OrderedDict[Node, Eviction] = OrderedDict()
         """Of each node of this tree, the last one. A node comes after those that continue it."""
-        self._last: tuple[Node, int, Node] | None = None
+        self._last: tuple[Node | None, int, Node] | None = None
         """Of the last eviction: the node of the other tree that lost its end or its child, where it
         ends now, and the node here in which the eviction ended."""
 

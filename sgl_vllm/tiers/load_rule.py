@@ -74,11 +74,11 @@ class MeasuredLine:
             (median(num for num, _ in samples), median(seconds for _, seconds in samples))
             for samples in self._sizes.values()
         ]
-        sizes = [num for num, _ in points]
-        if max(sizes) < MIN_SPREAD * min(sizes):
+        sizes, times = np.transpose(points)
+        if sizes.max() < MIN_SPREAD * sizes.min():
             return None
-        weights = 1 / np.array([seconds for _, seconds in points])
-        token_s, fixed_s = np.polyfit(*np.transpose(points), 1, w=weights).tolist()
+        weights = 1 / times
+        token_s, fixed_s = np.polyfit(sizes, times, 1, w=weights).tolist()
         mean_num, mean_s = np.average(points, axis=0, weights=weights**2).tolist()
         if token_s < 0:
             return Line(mean_s, 0.0)

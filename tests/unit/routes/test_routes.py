@@ -155,8 +155,8 @@ def test_a_body_that_is_cut_off_is_one_line_in_no_log(caplog) -> None:
         statuses.append(message.get("status"))
 
     headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/sgl/pin", "headers": headers}
-    scope |= {"query_string": b"", "root_path": ""}
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/sgl/pin"}
+    scope |= {"headers": headers, "query_string": b"", "root_path": ""}
     asyncio.run(fake_server(FakeEngine())(scope, receive, send))
     assert statuses[0] == 400
     assert caplog.records == []
