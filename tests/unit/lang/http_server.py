@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi.responses import JSONResponse, Response
 
 
 class HttpServer(uvicorn.Server):
@@ -62,3 +63,20 @@ def serving_app(app: Any) -> Iterator[str]:
         server.end()
         thread.join(timeout=10)
         listening.close()
+
+
+def refusing(
+    when: Callable[[str, dict[str, Any]], object], status: int = 400, message: str = "no"
+) -> Callable[[str, dict[str, Any]], Response | None]:
+    """A fault: requests whose path and body fulfil `when` are errors."""
+
+    def fault(path: str, body: dict[str, Any]) -> Response | None:
+        is_refused = when(path, body)
+        return JSONResponse({"error": {"message": message}}, status) if is_refused else None
+
+    return fault
+
+
+def completes(path: str, body: dict[str, Any]) -> bool:
+    """Whether a request generates text."""
+    return path.endswith("completions")

@@ -9,6 +9,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.http_server import completes, refusing
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
@@ -46,9 +47,7 @@ def test_what_is_queued_ends_although_more_is_appended_right_after_a_cancel():
 
 
 def test_the_error_of_a_program_inside_a_tool_names_the_tool(server):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 400) if path.endswith("completions") else None
-    )
+    server.fault = refusing(completes)
 
     @sgl.function
     def inner(s):
@@ -112,9 +111,7 @@ def test_prompt_logprobs_and_streaming_exclude_each_other_at_vllm_and_the_first_
 
 
 def test_a_gateway_that_lets_nothing_else_through_is_asked_once(server):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "forbidden"}}, 403) if "/sgl/" in path else None
-    )
+    server.fault = refusing(lambda path, body: "/sgl/" in path, 403)
 
     @sgl.function
     def program(s):
@@ -178,9 +175,7 @@ def test_error_returns_what_the_function_of_a_streamed_run_has_raised():
 
 
 def test_an_awaited_batch_leaves_no_warning_about_unread_exceptions(server, caplog):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 400) if path.endswith("completions") else None
-    )
+    server.fault = refusing(completes)
 
     @sgl.function
     def program(s, word):

@@ -11,17 +11,12 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.http_server import refusing
 
 
-def fails_on(text, status=500, message="the engine is dead"):
+def fails_on(text):
     """A fault: completions whose prompt contains `text` are errors."""
-
-    def fault(path, body):
-        if path == "/v1/completions" and text in body["prompt"]:
-            return JSONResponse({"error": {"message": message}}, status)
-        return None
-
-    return fault
+    return refusing(lambda path, body: text in body.get("prompt", ""), 500, "the engine is dead")
 
 
 @sgl.function
@@ -152,9 +147,7 @@ def test_flushing_where_that_would_block_everything_is_refused_before_it_begins(
 def test_programs_run_while_the_server_does_not_say_whether_it_has_the_plugin(server, backend):
     server.plugin = True
     server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "busy"}}, 503) if path == "/v1/sgl/stats" else None
-    )
+    server.fault = refusing(lambda path, body: path == "/v1/sgl/stats", 503, "busy")
 
     @sgl.function
     def program(s):
@@ -265,9 +258,7 @@ def test_what_is_appended_to_a_failed_prompt_afterwards_is_not_lost_silently(ser
 
 
 def test_the_end_of_a_block_appends_nothing_that_could_be_lost(server, backend):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 400) if "messages" in body else None
-    )
+    server.fault = refusing(lambda path, body: "messages" in body)
 
     @sgl.function
     def program(s):

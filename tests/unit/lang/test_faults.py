@@ -13,23 +13,19 @@ import threading
 import time
 
 import pytest
-from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from sgl_vllm.lang.settings import chosen_backend
 from tests.unit.lang.conftest import LONG
+from tests.unit.lang.http_server import refusing
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
 
 
 def fails_after(server, text, status=500):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "the engine is dead"}}, status)
-        if path.endswith("completions") and str(body.get("prompt")).endswith(text)
-        else None
-    )
+    server.fault = refusing(lambda path, body: str(body.get("prompt")).endswith(text), status)
 
 
 # --- 1: errors ----------------------------------------------------------------------------------

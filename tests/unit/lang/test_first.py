@@ -7,10 +7,10 @@ import gc
 import time
 
 import pytest
-from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from tests.unit.lang.conftest import seen_to_go
+from tests.unit.lang.http_server import completes, refusing
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -101,11 +101,7 @@ def test_none_accepted_is_none_and_all_branches_stay(server):
 
 
 def test_failed_branches_are_passed_over_and_forgotten(server):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 500)
-        if path.endswith("completions") and body["prompt"] != "x2"
-        else None
-    )
+    server.fault = refusing(lambda path, body: completes(path, body) and body["prompt"] != "x2")
 
     @sgl.function
     def program(s):

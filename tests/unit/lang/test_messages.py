@@ -6,9 +6,9 @@ import traceback
 from typing import Any
 
 import pytest
-from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.http_server import refusing
 from tests.unit.lang.scripted import ScriptedBackend
 
 
@@ -62,8 +62,8 @@ def test_a_schema_that_is_none_is_shown_where_the_program_gives_it(schema, messa
 
 def test_a_schema_that_the_server_refuses_is_shown_in_the_traceback(server, backend):
     """Its own words name neither the schema nor the option."""
-    refusal = JSONResponse({"error": {"message": "Grammar error: Invalid type: strin"}}, 400)
-    server.fault = lambda path, body: refusal if "structured_outputs" in body else None
+    refused = "Grammar error: Invalid type: strin"
+    server.fault = refusing(lambda path, body: "structured_outputs" in body, message=refused)
 
     @sgl.function
     def program(s):

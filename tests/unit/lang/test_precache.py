@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sgl_vllm as sgl
+from tests.unit.lang.http_server import refusing
 
 SHOTS = "Question: what?\nAnswer: that.\n" * 8
 
@@ -63,11 +64,7 @@ def test_a_chat_is_sent_ahead_up_to_its_last_common_turn(server):
 
 
 def test_a_hint_that_fails_leaves_the_complaint_to_the_programs(server):
-    from fastapi.responses import JSONResponse
-
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 400) if body.get("max_tokens") == 1 else None
-    )
+    server.fault = refusing(lambda path, body: body.get("max_tokens") == 1)
     assert all("answer" in state for state in ask.run_batch(items(3)))
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.reasoning import FORMATS, reasoning_format
+from tests.unit.lang.http_server import completes, refusing
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -91,11 +92,7 @@ def test_what_is_left_is_read_as_its_type(server):
 
 
 def test_a_failed_gen_fails_its_reasoning(server):
-    from fastapi.responses import JSONResponse
-
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 500) if "completions" in path else None
-    )
+    server.fault = refusing(completes, 500)
 
     @sgl.function
     def program(s):

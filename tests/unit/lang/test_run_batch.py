@@ -9,9 +9,9 @@ import time
 import weakref
 
 import pytest
-from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.http_server import refusing
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -100,11 +100,7 @@ def test_bodies_that_read_run_concurrently_too(server):
 
 
 def test_the_first_error_is_raised_once_all_have_finished(server):
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "no"}}, 400)
-        if body.get("prompt") in ("xx", "xxxx")
-        else None
-    )
+    server.fault = refusing(lambda path, body: body.get("prompt") in ("xx", "xxxx"))
     with pytest.raises(sgl.ProgramError, match="gen 'a' failed") as caught:
         ask.run_batch(questions(6), num_threads=2)
     assert len(server.bodies("/v1/completions")) == 6

@@ -6,7 +6,6 @@ import itertools
 import time
 
 import pytest
-from fastapi.responses import JSONResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,8 @@ from sgl_vllm.lang.backends.requests import GenAnswer, Generated
 from sgl_vllm.lang.prompts import ChatPrompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.speculation import Ahead, Mark, first_stop, without_begun_stop
-from tests.unit.lang.conftest import words
+from tests.unit.lang.conftest import seen_to_go, words
+from tests.unit.lang.http_server import refusing
 from tests.unit.lang.programs import ScriptedBackend
 
 FORM = "Name: Ada Lovelace\nJob: mathematician\nBorn: 1815\n"
@@ -162,10 +162,7 @@ def test_the_server_is_left_as_soon_as_enough_has_come(server, backend):
     assert state["a"] == "x"
     assert state.usage.completion_tokens == 2 + 4
     assert time.monotonic() - started < 2
-    ends = time.monotonic() + 3
-    while not server.gone and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert len(server.gone) == 1
+    assert seen_to_go(server, 1) == 1
 
 
 def test_a_stop_of_none_and_a_list_of_stops_are_fine(server, backend):
@@ -233,11 +230,7 @@ def test_programs_of_one_function_do_not_see_each_others_text(server, backend):
 
 def test_tokens_ahead_that_do_not_fit_the_context_are_not_insisted_on(server, backend):
     server.document = form
-    server.fault = lambda path, body: (
-        JSONResponse({"error": {"message": "max_tokens is too large"}}, 400)
-        if body.get("max_tokens", 0) > 128
-        else None
-    )
+    server.fault = refusing(lambda path, body: body.get("max_tokens", 0) > 128)
     state = sgl.function(fill_in, num_api_spec_tokens=64).run()
     assert state["job"] == " mathematician"
 

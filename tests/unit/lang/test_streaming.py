@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.reasoning import FORMATS
+from tests.unit.lang.conftest import seen_to_go
 from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
@@ -286,10 +287,7 @@ def test_a_streamed_run_ends_in_its_time_too(server):
     state = two_gens.run(stream=True, timeout_s=0.3)
     with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*timeout_s=0\.3"):
         list(state.text_iter())
-    ends = time.monotonic() + 5
-    while not server.gone and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert len(server.gone) == 1
+    assert seen_to_go(server, 1) == 1
 
 
 # --- what may still be taken back ---------------------------------------------------------------
@@ -309,10 +307,7 @@ def test_a_stop_pattern_is_found_over_the_seams_of_the_pieces(server, tokens_per
         assert "".join(state.text_iter()) == "Q:The answer is 42.!"
         assert "".join(state.text_iter("a")) == state["a"] == "The answer is 42."
         assert state.get_meta_info("a")["finish_reason"] == "stop"
-    ends = time.monotonic() + 3
-    while len(server.gone) < 2 and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert len(server.gone) == 2  # does not wait for what follows
+    assert seen_to_go(server, 2) == 2  # does not wait for what follows
 
 
 @sgl.function
