@@ -89,7 +89,7 @@ def test_programs_run_as_on_a_server(engine):
     assert state["mean"] in (" cat", " dogs", " very old owl")
     assert len(state.get_meta_info("gain")["scores"]) == 3
     told = state.get_meta_info("said")["output_token_logprobs"]
-    assert "".join(token["text"] for token in told) == state["said"]
+    assert "".join(token["text"] for token in told).startswith(state["said"])
     state = chat_program.run(backend=engine, temperature=0.0)
     assert [message["role"] for message in state.messages()][-1] == "assistant"
     assert state.text().endswith(state["am"]) and state["am"] in (" wise", " hungry")

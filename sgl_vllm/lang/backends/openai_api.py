@@ -1,55 +1,19 @@
-"""OpenAI's API, as all backends with that API use it: the client, requests and answers.
+"""Requests and answers of OpenAI's API, as all backends with that API use them.
 
-Owns the names of sampling options, the form of prompts, and reading completions and chats, whole
-or in chunks. Which routes and options a service has is up to its backend.
+Owns the names of sampling options, and reading completions and chats, whole or in chunks. Which
+options a service has is up to its backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
+from typing import Any  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.requests import Generated, TokenLogprob, Watch
-from sgl_vllm.lang.backends.service import Assembled, ClientBackend
+from sgl_vllm.lang.backends.requests import Generated, TokenLogprob
+from sgl_vllm.lang.backends.service import Assembled
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.usage import Usage
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-
-class OpenAIBackend(ClientBackend):
-    """A service with OpenAI's API at `base_url`, which usually ends in ``/v1``."""
-
-    def __init__(
-        self, base_url: str, api_key: str | None, timeout_s: float, max_retries: int
-    ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must start with http:// or https://, not {base_url!r}")
-        super().__init__(api_key, timeout_s, max_retries)
-        self.base_url = base_url.rstrip("/")
-
-    def new_client(self) -> AsyncOpenAI:
-        import openai
-
-        return openai.AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=self._api_key or "EMPTY",
-            timeout=self.timeout_s,
-            max_retries=self.max_retries,
-        )
-
-    async def post(self, body: Json, watch: Watch | None = None) -> Json:
-        """One request. With `watch`, it is for one text, which is streamed there, and the answer
-        has the form of one that was not streamed."""
-        url = f"{self.base_url}/{path_of(body)}"
-        if watch is None:
-            return await self.call(url, body)
-        assembled = AssembledAnswer(chat="messages" in body)
-        await self.drive(self.chunks(url, streamed(body)), assembled, watch)
-        return assembled.answer()
-
 
 # --- requests ------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from sgl_vllm.lang.backends.openai_api import (
     sampling_body,
     streamed,
 )
-from sgl_vllm.lang.backends.openai_media import OpenAIMedia
+from sgl_vllm.lang.backends.openai_client import OpenAIBackend
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
     GenAnswer,
@@ -184,7 +184,7 @@ class OpenAIRequests(ScorelessBackend):
         return await self.choose(body, choices, "a JSON schema that allows nothing else")
 
 
-class OpenAI(OpenAIRequests, OpenAIMedia):
+class OpenAI(OpenAIRequests, OpenAIBackend):
     """OpenAI's service, or any server with its API at `base_url` (usually ending in ``/v1``). For
     a vLLM server use `VLLM`, which has more features.
 
@@ -193,9 +193,8 @@ class OpenAI(OpenAIRequests, OpenAIMedia):
     depends on its name: OpenAI's instruct models, davinci-002 and babbage-002 complete text.
 
     `select` lets a chat model choose, without scores, by a JSON schema that allows only the
-    choices. Options at the API's defaults are not sent to
-    OpenAI itself, because its reasoning models reject them. Other servers may have other defaults
-    and are sent all options.
+    choices. Options at the API's defaults are not sent to OpenAI itself, because its reasoning
+    models reject them. Other servers may have other defaults and are sent all options.
     """
 
     advice_on_key = "pass it as OpenAI(..., api_key=...) or set OPENAI_API_KEY"

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from sgl_vllm.lang.backends.base import Json, program_id
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher
 from sgl_vllm.lang.backends.openai_api import read_generated, read_usage, sampling_body
-from sgl_vllm.lang.backends.openai_media import OpenAIMedia
+from sgl_vllm.lang.backends.openai_client import OpenAIBackend
 from sgl_vllm.lang.backends.requests import (
     GenAnswer,
     GenRequest,
@@ -73,7 +73,7 @@ class _KnownServer:
         self.cached_block_size = 1  # `Usage.cached_block_size` without a salt
 
 
-class VLLM(OpenAIMedia):
+class VLLM(OpenAIBackend):
     """A vLLM server at `base_url` (with or without a final ``/v1``).
 
     Nothing is sent before the first program runs. `model` is by default the first one that the

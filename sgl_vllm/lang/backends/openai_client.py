@@ -1,8 +1,9 @@
-"""OpenAI's routes for audio and pictures, as vLLM-Omni and others have them too.
+"""The client of services with OpenAI's API, and its routes for audio and pictures, as vLLM-Omni and
+others have them too.
 
-Owns their requests and answers, which go through the official client's own methods, and reading
-audio that arrives in pieces. Chats that are answered aloud are ordinary chats with two more fields;
-their prompt and options are the backends'.
+Owns the requests and answers of these routes, which go through the official client's own methods,
+and reading audio that arrives in pieces. Chats that are answered aloud are ordinary chats with two
+more fields; their prompt and options are the backends'.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import base64
 import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any  # Any: responses of the client, whose module is imported late
+from typing import TYPE_CHECKING, Any  # Any: responses of the client, whose module is late
 
 from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.openai_api import AssembledAnswer, OpenAIBackend, read_usage, streamed
+from sgl_vllm.lang.backends.openai_api import AssembledAnswer, path_of, read_usage, streamed
 from sgl_vllm.lang.backends.requests import (
     MediaAnswer,
     MediaRequest,
@@ -22,13 +23,17 @@ from sgl_vllm.lang.backends.requests import (
     SpeechRequest,
     SpokenRequest,
     TranscriptionRequest,
+    Watch,
     WatchMedia,
 )
-from sgl_vllm.lang.backends.service import Client, ServiceBackend
+from sgl_vllm.lang.backends.service import Client, ClientBackend, ServiceBackend
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media, MediaKind, media_type_of
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.lang.wav import OPEN_HEADER, samples_of, with_length
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 _ENDINGS = {"mpeg": "mp3"}
 """Of files' names, where they differ from the media type."""
@@ -37,8 +42,27 @@ _NOT_THERE = (404, 405, 501)
 """The statuses of servers without a route, or with a model that does not serve it."""
 
 
-class OpenAIMedia(OpenAIBackend):
-    """A service with OpenAI's routes for audio and pictures, or some of them."""
+class OpenAIBackend(ClientBackend):
+    """A service with OpenAI's API at `base_url`, which usually ends in ``/v1``: completions, chats,
+    and its routes for audio and pictures, or some of them."""
+
+    def __init__(
+        self, base_url: str, api_key: str | None, timeout_s: float, max_retries: int
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url must start with http:// or https://, not {base_url!r}")
+        super().__init__(api_key, timeout_s, max_retries)
+        self.base_url = base_url.rstrip("/")
+
+    def new_client(self) -> AsyncOpenAI:
+        import openai
+
+        return openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self._api_key or "EMPTY",
+            timeout=self.timeout_s,
+            max_retries=self.max_retries,
+        )
 
     @abstractmethod
     async def model_name(self) -> str:
@@ -47,6 +71,16 @@ class OpenAIMedia(OpenAIBackend):
     @abstractmethod
     async def chat_body(self, request: SpokenRequest) -> Json:
         """The chat of a spoken answer, as for a text."""
+
+    async def post(self, body: Json, watch: Watch | None = None) -> Json:
+        """One request. With `watch`, it is for one text, which is streamed there, and the answer
+        has the form of one that was not streamed."""
+        url = f"{self.base_url}/{path_of(body)}"
+        if watch is None:
+            return await self.call(url, body)
+        assembled = AssembledAnswer(chat="messages" in body)
+        await self.drive(self.chunks(url, streamed(body)), assembled, watch)
+        return assembled.answer()
 
     async def media(self, request: MediaRequest) -> MediaAnswer:
         try:
