@@ -49,9 +49,6 @@ T = TypeVar("T")
 ValueT = TypeVar("ValueT", default=str)
 """The type of a variable: str, unless an argument determines it."""
 
-DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
-"""The line after the segments of `any_order`, with `annotate=True`."""
-
 
 @deferrable
 @suggests
@@ -213,8 +210,6 @@ def read_only_tool(
 def any_order(
     *segments: str | Expr | Sequence[str | Expr],
     key: Callable[[str], Any] | None = None,
-    seed: int | None = None,
-    annotate: bool | str = False,
     repeated: str | None = None,
     reuse: Literal["approximate"] | None = None,
 ) -> AnyOrder:
@@ -231,12 +226,8 @@ def any_order(
     `s.orders()` tells the order and its gain. Cost: less than 1 ms, and up to four small requests
     where only the server can know.
 
-    - `key`: sort by ``key(text)`` instead, as `sorted` does. `seed`: sort by a hash of each text
-      and this number. Both depend on the segments alone, so all processes choose the same order.
-    - `annotate`: number the segments ("[1] ") as they stand, and append a line with the numbers in
-      the order in which they were given: "Most relevant first: [2], [1]." A text is a template for
-      that line, with the field ``{ranks}``. (A number that moved with its segment would be a
-      difference in the text, and end what prompts share.)
+    - `key`: sort by ``key(text)`` instead, as `sorted` does. The order then depends on the segments
+      alone, so all processes choose the same one.
     - `repeated`: the text in the place of a segment that an earlier `any_order` of this prompt has
       appended, after all other segments. Fields: ``{rank}`` here and ``{earlier}`` there, from 1.
       "" leaves the segment out.
@@ -244,11 +235,9 @@ def any_order(
       which it stands at another place. **The answer is then not exact.** A server without
       ``approximate_reuse`` computes everything. `Usage.reused_tokens` says what was taken.
 
-    Raises ValueError for both `key` and `seed`, another `reuse`, and a template with other fields;
-    TypeError for a segment that is not a text or a variable.
+    Raises ValueError for another `reuse` and a template with other fields, TypeError for a segment
+    that is not a text or a variable.
     """
-    if key is not None and seed is not None:
-        raise ValueError("any_order takes a key or a seed, not both")
     if reuse not in (None, APPROXIMATE):
         raise ValueError(f"reuse={reuse!r}: only {APPROXIMATE!r} is known, or None")
     if len(segments) == 1 and isinstance(segments[0], list | tuple):
@@ -261,10 +250,8 @@ def any_order(
             parts.append(segment)
         else:
             raise TypeError(f"a segment is a text or var(name), not {type(segment).__name__}")
-    after = DEFAULT_ANNOTATION if annotate is True else annotate or None
-    filled(after or "", ranks="")
     filled(repeated or "", rank=1, earlier=1)
-    return AnyOrder(tuple(parts), key, seed, after, repeated, reuse == APPROXIMATE)
+    return AnyOrder(tuple(parts), key, repeated, reuse == APPROXIMATE)
 
 
 def separate_reasoning(expr: Expr | str, model_type: str = "qwen3") -> ExprList:

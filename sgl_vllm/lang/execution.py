@@ -355,7 +355,7 @@ class Execution:
         order = arranged(expr, texts, before, run.backend, run.planned_orders)
         reusable = before.reusable
         if expr.reuses:
-            reusable += places_of(expr, order, len(before.text))
+            reusable += places_of(order, len(before.text))
         for text in pieces_of(expr, order, before.orders):
             self._append(text)
         after = self.written.transcript

@@ -160,15 +160,13 @@ class AnyOrder(Expr):
     """Append `segments`, texts and variables' texts, in an order that is chosen when they are
     appended.
 
-    With `key` or `seed`, that order depends on the segments alone. `annotate` is the text after
-    them, `repeated` what stands for a segment that the prompt has already; both are templates.
-    `reuses` says that the server may reuse their KV from another place.
+    With `key`, that order depends on the segments alone. `repeated` is a template for what stands
+    for a segment that the prompt has already. `reuses` says that the server may reuse their KV from
+    another place.
     """
 
     segments: tuple[Text | Var, ...]
     key: Callable[[str], Any] | None = None
-    seed: int | None = None
-    annotate: str | None = None
     repeated: str | None = None
     reuses: bool = False
 

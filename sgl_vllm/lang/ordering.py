@@ -6,6 +6,7 @@ process's memory of the backend. The search itself is in `planning.py`, which is
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text
 from sgl_vllm.lang.planning import SegmentId
 from sgl_vllm.lang.transcript import Order, OrderSource, Transcript
-from sgl_vllm.protocol.segments import canonical_rank, digest_of
+from sgl_vllm.protocol.segments import digest_of
 
 PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]]
 """Orders by the prompt before them and the segments."""
@@ -38,14 +39,12 @@ def arranged(
     ids = _ids_of([texts[i] for i in numbers])
     number_of = dict(zip(ids, numbers, strict=True))
     weights = {one: len(texts[i]) for one, i in number_of.items()}
-    beginning = _beginning(transcript, expr)
+    beginning = _beginning(transcript)
     memory = backend.orders.after(beginning)
     order: Sequence[SegmentId]
     source: OrderSource
     if (key := expr.key) is not None:
         order, source = sorted(ids, key=lambda one: key(texts[number_of[one]])), "key"
-    elif (seed := expr.seed) is not None:
-        order, source = sorted(ids, key=lambda one: canonical_rank(one[0], seed)), "seed"
     elif (decided := memory.decided(ids)) is not None:
         order, source = decided, "memory"
     elif (plan := planned_orders.get((beginning, frozenset(ids)))) is not None:
@@ -63,37 +62,21 @@ def arranged(
 
 def pieces_of(expr: AnyOrder, order: Order, earlier: Sequence[Order]) -> list[str]:
     """The texts to append, of an order that follows those in `earlier`."""
-    pieces = [mark + text for mark, text in _marked(expr, order)]
+    pieces = [order.segments[number] for number in order.order]
     for number in order.repeated:
         text = order.segments[number]
         before = next(one for one in earlier if text in one.segments)
         pieces.append(
             (expr.repeated or "").format(rank=number + 1, earlier=before.segments.index(text) + 1)
         )
-    if expr.annotate is not None:
-        positions = {number: position for position, number in enumerate(order.order, 1)}
-        ranks = ", ".join(f"[{positions[number]}]" for number in sorted(positions))
-        pieces.append(expr.annotate.format(ranks=ranks))
     return [piece for piece in pieces if piece]
 
 
-def places_of(expr: AnyOrder, order: Order, start: int) -> tuple[tuple[int, int], ...]:
+def places_of(order: Order, start: int) -> tuple[tuple[int, int], ...]:
     """The intervals of characters of the segments, in a text in which they begin at `start`."""
-    places = []
-    for mark, text in _marked(expr, order):
-        start += len(mark)
-        if text:
-            places.append((start, start + len(text)))
-        start += len(text)
-    return tuple(places)
-
-
-def _marked(expr: AnyOrder, order: Order) -> list[tuple[str, str]]:
-    """The segments as they are ordered, each with what stands before it."""
     texts = [order.segments[number] for number in order.order]
-    if expr.annotate is None:
-        return [("", text) for text in texts]
-    return [(f"[{position}] ", text) for position, text in enumerate(texts, 1)]
+    ends = [*itertools.accumulate(map(len, texts), initial=start)]
+    return tuple(place for place in itertools.pairwise(ends) if place[0] < place[1])
 
 
 # -- all programs of a batch
@@ -107,14 +90,14 @@ def planned(found: Iterable[tuple[tuple[Expr, ...], AnyOrder]]) -> PlannedOrders
     by_beginning: dict[Hashable, list[list[SegmentId]]] = {}
     weights: dict[SegmentId, int] = {}
     for prefix, expr in found:
-        if expr.key is not None or expr.seed is not None:
+        if expr.key is not None:
             continue
         texts = [part.value for part in expr.segments if isinstance(part, Text)]
         if len(texts) < len(expr.segments):
             continue
         ids = _ids_of(texts)
         weights.update((one, len(text)) for one, text in zip(ids, texts, strict=True))
-        beginning = _beginning(Transcript.of(prefix), expr)
+        beginning = _beginning(Transcript.of(prefix))
         by_beginning.setdefault(beginning, []).append(ids)
     orders: dict[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]] = {}
     for beginning, sets in by_beginning.items():
@@ -149,6 +132,6 @@ def _ids_of(texts: Sequence[str]) -> list[SegmentId]:
     return ids
 
 
-def _beginning(transcript: Transcript, expr: AnyOrder) -> Hashable:
+def _beginning(transcript: Transcript) -> Hashable:
     """What stands before the segments, as far as it decides whether they are shared."""
-    return hash((transcript.prompt(), transcript.role, expr.annotate is not None))
+    return hash((transcript.prompt(), transcript.role))

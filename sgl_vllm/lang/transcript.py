@@ -143,7 +143,7 @@ class Span:
     media: Media | None = None
 
 
-OrderSource: TypeAlias = Literal["batch", "memory", "key", "seed", "given"]
+OrderSource: TypeAlias = Literal["batch", "memory", "key", "given"]
 """What an order was chosen from."""
 
 
@@ -154,7 +154,7 @@ class Order:
     - `segments`: their texts, as given. `order`: their numbers, from 0, in the order used. A
       `repeated` segment was already in the prompt and is not in it.
     - `source`: "batch" for an order planned for all programs of a `run_batch`, "memory" for what
-      this process had sent, "key" and "seed" as asked for, "given" where nothing was known.
+      this process had sent, "key" as asked for, "given" where nothing was known.
     - `shared_chars`: of the segments, how many characters this process had sent before after the
       same prompt in this order. `shared_chars_as_given`: the same for the order given. What the
       server did read from its cache is in `usage`.
@@ -169,8 +169,8 @@ class Order:
 
     @property
     def saved_chars(self) -> int:
-        """How many more characters are shared than in the order given. Below 0 only if a key, a
-        seed or the plan of a batch decided."""
+        """How many more characters are shared than in the order given. Below 0 only if a key
+        or the plan of a batch decided."""
         return self.shared_chars - self.shared_chars_as_given
 
 

@@ -1,8 +1,6 @@
-"""Segments of a prompt whose order does not matter: their marks, and the canonical order for them.
+"""Segments of a prompt whose order does not matter: their digests and their marks.
 
-The canonical order depends on the segments' texts alone, so prompts with the same segments begin
-alike in all processes. Owns that order, how marks are read, and where the segments of a chat are in
-its rendered prompt. Pure.
+Owns how marks are read, and where the segments of a chat are in its rendered prompt. Pure.
 """
 
 from __future__ import annotations
@@ -21,11 +19,6 @@ MAX_MARKS = 10_000
 def digest_of(text: str) -> bytes:
     """What stands for a segment's text."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def canonical_rank(digest: bytes, seed: int = 0) -> bytes:
-    """Segments in canonical order are sorted by it. Each `seed` is another order."""
-    return hashlib.blake2b(str(seed).encode() + b" " + digest).digest()
 
 
 def check_reuse(extra_args: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ CALLS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("gen", lambda **o: sgl.gen_int("a", **o), "temprature", "temperature"),
     ("gen", lambda **o: sgl.gen_string("a", **o), "stops", "stop"),
     ("select", lambda **o: sgl.select("a", ["x"], **o), "choice_method", "choices_method"),
-    ("any_order", lambda **o: sgl.any_order("x", **o), "anotate", "annotate"),
+    ("any_order", lambda **o: sgl.any_order("x", **o), "repeatd", "repeated"),
     ("speech", lambda **o: sgl.speech("a", "x", **o), "voise", "voice"),
     ("picture", lambda **o: sgl.picture("a", **o), "sise", "size"),
     ("transcribe", lambda **o: sgl.transcribe("a", b"", **o), "langage", "language"),
