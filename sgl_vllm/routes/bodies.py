@@ -72,9 +72,9 @@ def _sentence_of(error: Any) -> str:
     """One error of a validation: a text, or what is wrong and where."""
     if isinstance(error, str):
         return error
+    place = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
     # Beside names and indices, a place has the kinds of pydantic's validators.
-    names = [one for one in map(str, error["loc"]) if one.isidentifier() or one.isdecimal()]
-    names = [name for name in names if name != "body"]
+    names = [one for one in map(str, place) if one.isidentifier() or one.isdecimal()]
     message = error["msg"].removeprefix("Value error, ")
     return one_line(f"{'.'.join(names)}: {message}".removeprefix(": "))
 

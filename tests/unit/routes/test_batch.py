@@ -60,6 +60,28 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return fail
 
 
+GOOD = item("Once")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "requests: Field required"),
+        ({"requests": []}, "requests: List should have at least 1 item"),
+        ({"requests": [GOOD], "more": 1}, "unknown key 'more'"),
+        ({"requests": [GOOD] * 1025}, "at most 1024 items"),
+        ({"requests": [{"path": "completions"}]}, "requests.0.body: Field required"),
+        ({"requests": [{"path": "embeddings", "body": {}}]}, "requests.0.path: Input should be"),
+        ({"requests": [{"path": [], "body": {}}]}, "requests.0.path: Input should be"),
+        ({"requests": [{**GOOD, "id": 7}]}, "requests.0.id: Input should be"),
+        ({"requests": [{**GOOD, "id": "a"}] * 2}, "the same id"),
+    ],
+)
+def test_a_batch_that_cannot_be_read_is_refused_in_one_sentence(body, said):
+    refused = connect(Serving()).post("/v1/sgl/batch", json=body)
+    assert refused.status_code == 400 and said in refused.json()["detail"]
+
+
 def test_an_unexpected_error_is_one_lines():
     lines = run(connect(Serving(bad=raising(KeyError("no such key")))), item("good"), item("bad"))
     assert lines[0]["status"] == 200
