@@ -66,10 +66,7 @@ class IncomingRequests:
             check_params(params)
             return await original(request_id, prompt, params, *args, **kwargs)
 
-        self._attach(client.output_processor)
-
-    def _attach(self, processor: OutputProcessor) -> None:
-        """The output processor sees each request as it will be sent."""
+        processor: OutputProcessor = client.output_processor  # sees requests as they will be sent
 
         @wrap(processor, "add_request")
         def add_request(
@@ -98,13 +95,9 @@ class IncomingRequests:
         ) -> None:
             _refuse(req_state, engine_core_output)
             original(req_state, engine_core_output, *args, **kwargs)  # vLLM's metrics: exact
-            if (
-                engine_core_output.prefill_stats is None
-                or self._is_exact
-                or req_state in self._with_salt
-            ):
-                return
-            self._round(engine_core_output)
+            is_told_exactly = self._is_exact or req_state in self._with_salt
+            if engine_core_output.prefill_stats is not None and not is_told_exactly:
+                self._round(engine_core_output)
 
     def cached_block_size(self) -> int:
         """The current client's requests without a `cache_salt` of their own are told of cached
