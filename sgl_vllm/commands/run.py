@@ -135,9 +135,9 @@ def command(
             _run_batch(chosen, _items(chosen, common, batch), backend, sampling, file, as_json)
         else:
             _check_arguments(chosen, common, "")
-            bound = chosen.bind(**common)  # its state can be shown even if the run fails
+            bound = chosen.bind(**common)
             state = bound._new_state(backend, Options.of(sampling).sampling, is_streamed=stream)
-            bound._call_beside(state)
+            bound._call_beside(state)  # so its state can be shown even if the run fails
             with suppress(Exception):  # which the outcome tells
                 for piece in state.text_iter() if stream else ():
                     print(visible(piece), end="", flush=True)
