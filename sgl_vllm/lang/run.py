@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 import os
 import uuid
@@ -184,36 +185,25 @@ class Run:
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        num_cancelled, num_interrupts = task.cancelling(), 0
-        is_running = True
+        num_cancelled = task.cancelling()
+        limit = asyncio.timeout(None)
 
-        def interrupt() -> None:
-            nonlocal num_interrupts
-            if is_running:
-                num_interrupts += 1
-                task.cancel()
+        def expire() -> None:
+            with contextlib.suppress(RuntimeError):  # it has ended, or was interrupted before
+                limit.reschedule(0)
 
-        def interrupt_soon() -> None:
-            loop.call_soon_threadsafe(interrupt)
-
-        def take_back() -> None:
-            nonlocal num_interrupts
-            for _ in range(num_interrupts):
-                task.uncancel()
-            num_interrupts = 0
-
-        self._interrupts.append(interrupt_soon)
+        interrupt = functools.partial(loop.call_soon_threadsafe, expire)
+        self._interrupts.append(interrupt)
         try:
-            return await function()
-        except asyncio.CancelledError as error:
-            take_back()
-            if task.cancelling() > num_cancelled:
-                raise  # canceled from outside, not by this run
+            async with limit:
+                return await function()
+        except (TimeoutError, asyncio.CancelledError) as error:
+            is_own = isinstance(error, TimeoutError) and not limit.expired()
+            if is_own or task.cancelling() > num_cancelled:
+                raise  # of the function, or canceled from outside: not by this run
             if self.cancel_reason is None:
                 raise ProgramError("the program's function", "", error) from error
             await result_of(self.background.start(asyncio.sleep(0)))  # the streams have failed now
             raise self._error_of_cancellation() from self.cancel_reason
         finally:
-            is_running = False
-            take_back()
-            self._interrupts.remove(interrupt_soon)
+            self._interrupts.remove(interrupt)
