@@ -5,35 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from sgl_vllm.lang.api import gen, select
-from sgl_vllm.lang.constraints import JsonSchema
+from sgl_vllm.lang.api import select
 from sgl_vllm.lang.ir import Block
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.primitives.block import (
-    Conversation,
-    at_least,
-    block,
-    reported,
-    variables_of,
-)
+from sgl_vllm.lang.primitives.block import Conversation, block, reported
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.tracing.standin import deferrable
 from sgl_vllm.lang.transcript import Variable
 
 GRADE = "{criterion}\nGrade it from 1 to {scale}, where {scale} is best."
-VERDICT = "{criteria}\nGive your verdict as JSON."
 
 
 @deferrable
 @suggests
-def judge(
-    name: str,
-    criteria: str | Sequence[str],
-    *,
-    scale: int = 5,
-    verdict: JsonSchema | None = None,
-    max_tokens: int = 256,
-) -> Block:
+def judge(name: str, criteria: str | Sequence[str], *, scale: int = 5) -> Block:
     """Let the model grade the prompt so far; the grade is the variable `name`.
 
     Each criterion is asked on a copy of the prompt, all at the same time, so the prompt itself does
@@ -44,13 +29,10 @@ def judge(
       of these numbers, weighted by how likely the model finds each, so it tells apart what one
       number would not. Backends without scores give the number itself. The variable is the mean
       over the criteria, a float.
-    - `verdict`: generate JSON of this form instead, once for all criteria: a pydantic model, a
-      dataclass, a TypedDict or a schema. With a class, the variable is an instance of it.
-      `max_tokens` limits its length.
 
-    `get_meta_info` has `grades`, a dict from a criterion to its grade; with `verdict`, what a
-    `gen` has. Cost: a `select` per criterion, or one `gen`; with several criteria also a prefix
-    hint. Only the question is new to the cache.
+    `get_meta_info` has `grades`, a dict from a criterion to its grade. Cost: a `select` per
+    criterion, and with several also a prefix hint. Only the question is new to the cache. For
+    grades with reasons, `gen` JSON on a copy of the prompt.
 
     Raises ValueError for no criteria, and for a `scale` that is not from 2 to 10.
     """
@@ -59,8 +41,6 @@ def judge(
         raise ValueError("judge needs at least one criterion")
     if not 2 <= scale <= 10:
         raise ValueError(f"scale must be from 2 to 10, not {scale}")
-    at_least(1, max_tokens=max_tokens)
-    answer = None if verdict is None else gen(name, max_tokens, json_schema=verdict)
 
     async def grade(s: AsyncProgramState) -> Mapping[str, Variable]:
         numbers = [str(number) for number in range(1, scale + 1)]
@@ -76,15 +56,7 @@ def judge(
         mean = Variable.of(sum(grades) / len(grades))
         return {name: reported(mean, grades=dict(zip(asked, grades, strict=True)))}
 
-    async def give_verdict(s: AsyncProgramState) -> Mapping[str, Variable]:
-        assert answer is not None
-        branch = s.copy()
-        conversation = Conversation(branch, await s._read())
-        conversation.tell(VERDICT.format(criteria="\n".join(asked)))
-        conversation.ask("Verdict: ", answer)
-        return await variables_of(branch, (name,))
-
-    return block("judge", (name,), grade if answer is None else give_verdict)
+    return block("judge", (name,), grade)
 
 
 async def _mean_grade(branch: AsyncProgramState, name: str) -> float:

@@ -65,7 +65,11 @@ def test_correct_programs_give_run_each_of_its_options_alone() -> None:
 
 
 CHECKERS = pytest.mark.parametrize(
-    ("checker", "errors_of"), [(0, errors_of_mypy), (1, errors_of_pyright)], ids=["mypy", "pyright"]
+    ("checker", "errors_of"),
+    [
+        pytest.param(0, errors_of_mypy, id="mypy"),
+        pytest.param(1, errors_of_pyright, id="pyright", marks=pytest.mark.slow),
+    ],
 )
 
 
