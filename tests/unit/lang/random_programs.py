@@ -252,7 +252,7 @@ class _Writer:
                 parts = [f"sgl.var({self.pick(*known)!r})", self.text(p, known, locals_), "a"]
                 given = ", ".join(self._draw(st.permutations(parts)))
                 order = f"any_order([{given}]" if self.number(0, 1) else f"any_order({given}"
-                self.line(depth, f"{p} += sgl.{order}, seed=k)")
+                self.line(depth, f"{p} += sgl.{order}, key=str)")
             elif kind == 16:
                 word = self.pick("a", "f'{a}{k}'", *locals_)
                 self.line(depth, "fs = [lambda w: f'{i}{w}' for i in range(3)]")

@@ -85,7 +85,7 @@ def chooses(s, options):
         s += "pick " + sgl.select("one", choices=[options[0], "none"])
     s["plain"] = [1, 2]
     s.set_var("late", s["one"].upper())
-    s += f" {s['late']}{s['plain'][1]} " + sgl.var("one") + sgl.any_order(options, seed=0)
+    s += f" {s['late']}{s['plain'][1]} " + sgl.var("one") + sgl.any_order(options, key=str)
     return s.get_meta_info("one")["scores"][0]
 
 
