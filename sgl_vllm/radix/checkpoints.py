@@ -19,8 +19,9 @@ So it does where the prompts of waiting requests, which could go on from there, 
     waiting       |============= examples =============|== another question ==
                                                        ^ checkpoints  ^
 
-It also leaves one at the end of its prompt, where a pass ends anyway. Conversations whose template
-drops a part of the last answer go on from there.
+It also leaves one at the end of its prompt, where a pass ends anyway, if there are empty blocks for
+it, or if requests are known to go on from such states (`components/state_order.py`). Conversations
+whose template drops a part of the last answer do.
 
 The copy is one that vLLM makes for its own prefix cache (`MambaManager.allocate_new_blocks`): it
 takes a block of each recurrent group, and both endpoints stay allocated until it is done.
@@ -103,7 +104,11 @@ class Checkpoints:
         num_needed = num_new_tokens // groups.block_size + 1
         num_needed *= groups.num_blocks_per_main_block
         num_needed += len(groups.recurrent)
-        if self._pool.get_num_free_blocks() < num_needed:
+        num_free = self._pool.get_num_free_blocks()
+        if num_free < num_needed:
+            return False
+        is_full = num_free - tree.num_evictable_blocks < num_needed
+        if not is_stop and is_full and not tree.states.is_worth_a_state(Kind.PROMPT):
             return False
         for manager, block_id in zip(groups.recurrent, block_ids, strict=True):
             source = number, self._pool.blocks[block_id]

@@ -31,6 +31,13 @@ MAX_OUTCOMES = 400
 MAX_USES = 2
 """States that were used more often are in the same class as those used so often."""
 
+MIN_CHANCE = 0.1
+"""A state is worth evicting others if it is used with this chance or more."""
+
+TRY_EVERY = 16
+"""Of this many states with a smaller chance, one counts as worth it nevertheless. Otherwise it
+would never be noticed that states of its kind have come into use."""
+
 
 class Kind(enum.Enum):
     """Where a request left a state."""
@@ -112,6 +119,7 @@ class StateOrder:
 
     _clock: Callable[[], float]
     _states: dict[int, _State] = field(default_factory=dict)
+    _num_tries: int = 0
 
     def __post_init__(self) -> None:
         self._classes = {
@@ -199,6 +207,13 @@ class StateOrder:
         _, state, queue = first
         del queue[state]
         return state
+
+    def is_worth_a_state(self, kind: Kind) -> bool:
+        """Whether a new state of a kind is worth evicting others."""
+        if self._classes[kind, 0].chance >= MIN_CHANCE:
+            return True
+        self._num_tries += 1
+        return self._num_tries % TRY_EVERY == 0
 
     def may_be_evicted(self, state: int) -> bool:
         """Whether it is in a queue."""

@@ -143,6 +143,10 @@ class RecurrentStates(Component):
         for block_ids in node.states.values():
             self._order.count_as_never_used(block_ids[0])
 
+    def is_worth_a_state(self, kind: Kind) -> bool:
+        """Whether a new state in a place of this kind is worth evicting others."""
+        return self._order.is_worth_a_state(kind)
+
     # -- evict --------------------------------------------------------------------------------
 
     def num_blocks_to_last_kept_state(self, node: Node) -> int:

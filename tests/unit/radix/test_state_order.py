@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_vllm.radix.components.state_order import MAX_OUTCOMES, Kind, StateOrder
+from sgl_vllm.radix.components.state_order import (
+    MAX_OUTCOMES,
+    MIN_CHANCE,
+    TRY_EVERY,
+    Kind,
+    StateOrder,
+)
 from tests.unit.radix.trees import Clock
 
 
@@ -107,12 +113,19 @@ def test_what_counts_as_never_used_goes_first(order: StateOrder, clock: Clock) -
     assert take_all(order) == [1, 3], "it counts again"
 
 
-def test_old_outcomes_are_forgotten(order: StateOrder, clock: Clock) -> None:
+def test_a_kind_that_is_never_used_is_not_worth_a_state_but_tried_now_and_then(
+    order: StateOrder,
+) -> None:
+    assert order.is_worth_a_state(Kind.PROMPT), "nothing is known yet"
+    teach(order, Kind.PROMPT, 0, 30)
+    asked = [order.is_worth_a_state(Kind.PROMPT) for _ in range(3 * TRY_EVERY)]
+    assert sum(asked) == 3
+    teach(order, Kind.PROMPT, int(60 * MIN_CHANCE), 0)
+    assert all(order.is_worth_a_state(Kind.PROMPT) for _ in range(TRY_EVERY))
+
+
+def test_old_outcomes_are_forgotten(order: StateOrder) -> None:
     """However many there were, a change is noticed after as many as are remembered."""
     teach(order, Kind.PROMPT, 0, 5000)
     teach(order, Kind.PROMPT, MAX_OUTCOMES, 0)
-    teach(order, Kind.END, 50, 50)
-    leave(order, 1, Kind.END)
-    leave(order, 2, Kind.PROMPT)
-    clock.now += 10
-    assert take_all(order) == [1, 2]
+    assert all(order.is_worth_a_state(Kind.PROMPT) for _ in range(TRY_EVERY))
