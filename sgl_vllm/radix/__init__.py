@@ -12,7 +12,7 @@ How a request finds its hit:
                     it that can be read
     `components/`   each kind of KV-cache group cuts that: window groups at a missing block,
                     recurrent groups at their last state
-    `HitPlan`       has the hit's blocks of every group. If it ends inside a block, `hit_copies.py`
+    `HitPlan`       has the hit's blocks of every group. If it ends inside a block, `lookup.py`
                     decides whether that block is copied, the hit is cut, or the request waits
     vLLM            takes references to the blocks (`pool.touch` locks them in the tree), allocates
                     the rest, and copies the partial block before the forward pass

@@ -1,7 +1,8 @@
 """What a request finds in the tree, and reads of it.
 
-Owns the length of a hit, and the blocks that a request gets for it. Does not own the match
-(`tree.py`), copies (`hit_copies.py`), nor why the rest of a prompt is missed (`misses.py`).
+Owns the length of a hit, the blocks that a request gets for it, whether the last one may be copied,
+and which requests wait for room. Does not own the match (`tree.py`), nor why the rest of a prompt
+is missed (`misses.py`).
 
                  cached, full blocks    | partial |        to compute
     match    [0 ........................|.........|...)
@@ -9,20 +10,31 @@ Owns the length of a hit, and the blocks that a request gets for it. Does not ow
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
 
 With several groups (`components/`), one block of each is copied, unless the hit ends where one of
-its blocks does. A drafter's own KV of a token may depend on the next token (EAGLE), which another
-request may not share. So a match of m tokens gives a hit of m - 1 there.
+its blocks does. vLLM does that: of a hit that ends inside a block,
+`SingleTypeKVCacheManager.add_local_computed_blocks` notes that block, `_apply_cow` puts a new one
+in its place, and `take_kv_cache_block_copies` has the worker copy it.
+
+A request that copies holds both blocks of each group for a while, so it takes more blocks than one
+without a hit. If these are not free, a hit of whole blocks loses less than a block. With recurrent
+layers, or after an eviction from windows, the next shorter hit may be far shorter. Then the request
+waits while others run, which give blocks back:
+
+    cached        |----------------- 1,000 tokens ------------------|
+    no room       |== computed again, if it does not wait a little ==|== 20 ==
+
+A drafter's own KV of a token may depend on the next token (EAGLE), which another request may not
+share. So a match of m tokens gives a hit of m - 1 there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgl_vllm.degrade import Guard
-from sgl_vllm.radix.checkpoints import stops_for
+from sgl_vllm.radix.checkpoints import MIN_GAIN, stops_for
 from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.hit_copies import HitCopies, HitPlan
 from sgl_vllm.radix.misses import Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.request_record import RequestRecord
@@ -30,9 +42,50 @@ from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.speculation import Drafting
 
 if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
     from sgl_vllm.radix.pool import RadixBlockPool
+
+MAX_COPY_BYTES = 64 << 20
+"""KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
+as much memory again while it copies."""
+
+MAX_STEPS_FOR_ROOM = 32
+"""Steps that a request waits for room at most. It never waits longer than one step for every
+`MIN_GAIN` tokens that it would compute again."""
+
+
+def max_copies(config: KVCacheConfig) -> int | None:
+    """The copies of blocks that stay within `MAX_COPY_BYTES`; None if blocks have no memory."""
+    # There is a tensor for each shape of layers; `size` is that of the allocation they all share.
+    num_bytes = max((tensor.size for tensor in config.kv_cache_tensors), default=0)
+    return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
+
+
+class HitPlan(NamedTuple):
+    """What a request reads of its match.
+
+    Attributes:
+        holder: the tokens of the hit, as a match of their own.
+        block_ids: its blocks of full attention.
+        others: for each other group its blocks from number 0 on, `HOLE` for those that the hit does
+            not need.
+    """
+
+    holder: Match
+    block_ids: list[int]
+    others: list[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.holder.num_tokens
+
+    @property
+    def last_blocks(self) -> list[int]:
+        """The blocks that are copied if it ends inside a block."""
+        return [ids[-1] for ids in (self.block_ids, *self.others)]
+
 
 NO_HIT = HitPlan(NO_MATCH, [], [])
 
@@ -44,14 +97,29 @@ class Lookup:
     Args:
         explaining: records errors in `misses`, which must not cost the tree.
         max_model_len: tokens of the longest request.
+        max_copies: at most this many blocks are copied in a step, but for its first hit. None for
+            no limit.
+        num_reserved: blocks that no admission may take.
     """
 
     _pool: RadixBlockPool
-    _copies: HitCopies
     _misses: Misses
     _explaining: Guard
     drafting: Drafting
     _max_model_len: int
+    _max_copies: int | None
+    _num_reserved: int
+    _num_copies: int = 0  # in this step
+    _waiting: Request | None = None
+    """The last request of this step that waits for room."""
+
+    def step_starts(self) -> None:
+        self._num_copies = 0
+        self._waiting = None
+
+    def note_copied(self) -> None:
+        """A request was admitted with a hit that ends inside a block."""
+        self._num_copies += self._pool.groups.num_groups
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix of `request`."""
@@ -125,14 +193,13 @@ class Lookup:
     ) -> HitPlan:
         """What a request reads of a match: its `longest` hit of at most `num_readable` tokens, or a
         shorter one if that needs a copy of blocks which cannot be made."""
-        request, copies = record.request, self._copies
-        num_slots = min(request.num_tokens + self.drafting.num_slots, self._max_model_len)
+        num_slots = min(record.request.num_tokens + self.drafting.num_slots, self._max_model_len)
         first = self._plan(match, longest)
         plan = self._shortened(
-            first, match, lambda one: copies.may_be_made(one) and copies.have_room(num_slots, one)
+            first, match, lambda one: self._may_be_copied(one) and self._has_room(num_slots, one)
         )
-        if plan is not first and copies.may_be_made(first):  # so it lacks only room
-            copies.note_lack_of_room(record, longest - plan.num_tokens)
+        if plan is not first and self._may_be_copied(first):  # so it lacks only room
+            self._note_lack_of_room(record, longest - plan.num_tokens)
         # If only its limit or the drafter cut the hit, the whole match counts as used, so that no
         # node is split there.
         record.used = match if 0 < plan.num_tokens == num_readable else plan.holder
@@ -150,6 +217,39 @@ class Lookup:
             num_less = num_inside if tree.states is None else 1
             plan = self._plan(match, tree.longest_hit(match, plan.num_tokens - num_less))
         return plan
+
+    def _may_be_copied(self, plan: HitPlan) -> bool:
+        """Whether the hit may end inside its last blocks, if there is room."""
+        num_copies = self._num_copies + self._pool.groups.num_groups
+        if self._num_copies and self._max_copies is not None and num_copies > self._max_copies:
+            return False
+        return self._pool.may_be_copied(plan.num_tokens, plan.last_blocks)
+
+    def _has_room(self, num_slots: int, plan: HitPlan) -> bool:
+        """Whether a request of `num_slots` tokens fits while it also holds the blocks that it
+        copies from.
+
+        Without this check, a request that needs every block of the cache is never admitted.
+        """
+        groups = self._pool.groups
+        num_needed = groups.max_blocks(num_slots, plan.num_tokens) + groups.num_groups
+        num_missing = num_needed + self._num_reserved - self._pool.get_num_free_blocks()
+        of_hit = (i for ids in (plan.block_ids, *plan.others) for i in ids if i != HOLE)
+        return num_missing <= 0 or num_missing <= sum(
+            self._pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit
+        )
+
+    def _note_lack_of_room(self, record: RequestRecord, num_lost: int) -> None:
+        """The last lookup of a request found `num_lost` tokens less than are cached, for lack of
+        room. What is lost of a block is not worth a wait."""
+        num_steps = min(num_lost // MIN_GAIN, MAX_STEPS_FOR_ROOM)
+        if num_lost >= self._pool.block_size and record.num_waits_for_room < num_steps:
+            record.num_waits_for_room += 1
+            self._waiting = record.request
+
+    def is_waiting(self, request: Request) -> bool:
+        """Whether `request`, which was looked up last, waits for room as long as others run."""
+        return self._waiting is request
 
     def _plan(self, match: Match, num_tokens: int) -> HitPlan:
         """For a hit of `num_tokens` of a match."""

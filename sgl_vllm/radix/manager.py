@@ -32,9 +32,8 @@ from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.groups import Groups
-from sgl_vllm.radix.hit_copies import HitCopies, HitPlan
 from sgl_vllm.radix.keys import is_salted
-from sgl_vllm.radix.lookup import Lookup
+from sgl_vllm.radix.lookup import HitPlan, Lookup
 from sgl_vllm.radix.misses import Misses
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
 from sgl_vllm.radix.pins import Pins
@@ -71,7 +70,6 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
     _explaining: Guard
     """Errors in `misses`."""
     _ttl_s: float
-    _copies: HitCopies
     _num_external: int  # tokens that a connector loads for the request that was allocated last
 
     @classmethod
@@ -132,12 +130,15 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         manager.first_scored = WeakKeyDictionary()
         manager.retention = Retention(manager.pool, manager.counters)
         manager._ttl_s = ttl_s
-        copies = manager._copies = HitCopies(
-            manager.pool, groups, max_copies, manager.watermark_blocks
-        )
         manager._num_external = 0
         manager.lookup = Lookup(
-            manager.pool, copies, manager.misses, guard, drafting, manager.max_model_len
+            manager.pool,
+            manager.misses,
+            guard,
+            drafting,
+            manager.max_model_len,
+            max_copies,
+            manager.watermark_blocks,
         )
         return manager
 
@@ -172,7 +173,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
     def new_step_starts(self) -> None:
         super().new_step_starts()
         self.retention.left.clear()
-        self._copies.step_starts()
+        self.lookup.step_starts()
         self.pool.step_starts()
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
@@ -244,12 +245,12 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
     ) -> KVCacheBlocks | None:
         """Allocate as vLLM does, with this around it.
 
-        A request that waits for room (`hit_copies.py`) gets none. Before: put computed blocks into
+        A request that waits for room (`lookup.py`) gets none. Before: put computed blocks into
         the tree, because vLLM may free them in this call, and ask for a checkpoint if one is due.
         If there is no room with the checkpoint, allocate without it. After: count the copies of
         blocks, and note what a KV connector will load.
         """
-        if self._copies.is_waiting(request) and has_scheduled_reqs:
+        if self.lookup.is_waiting(request) and has_scheduled_reqs:
             return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
@@ -281,7 +282,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         if blocks is None:
             return None
         if num_new_computed_tokens % self.block_size:
-            self._copies.note_copied()
+            self.lookup.note_copied()
         if num_external_computed_tokens:
             record = self.pool.records.of(request)
             if record is not None:

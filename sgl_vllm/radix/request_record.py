@@ -40,8 +40,7 @@ class RequestRecord:
         num_with_states: up to which of its tokens its states have entered the tree.
         stops: the lengths of its prompt after which it leaves checkpoints (`checkpoints.py`),
             in ascending order.
-        num_waits_for_room: in how many steps it has waited for room for its hit
-            (`hit_copies.py`).
+        num_waits_for_room: in how many steps it has waited for room for its hit (`lookup.py`).
         num_shared: lengths of the prefixes that it shares with some of the other waiting requests,
             as the queue said before its last lookup.
         num_reused: how many tokens it had not to compute when it was admitted first; None until it

@@ -23,7 +23,7 @@ from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
 from sgl_vllm.programs.programs import Programs
 from sgl_vllm.radix import part as radix
-from sgl_vllm.radix.hit_copies import max_copies
+from sgl_vllm.radix.lookup import max_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.scheduler import queue, select
 from sgl_vllm.scheduler.fairness import DeficitCounters

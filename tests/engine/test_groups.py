@@ -23,7 +23,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from benchmarks.engine_settings import HEADS, MLA
 from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
-from sgl_vllm.radix.hit_copies import HitCopies
+from sgl_vllm.radix.lookup import Lookup
 from sgl_vllm.radix.retention import Retention
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import by_turns, examples, some_nightly
@@ -386,7 +386,7 @@ def keep_a_state_a_token_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_a_checkpoint_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HitCopies, "may_be_made", lambda *_: True)
+    patch.setattr(Lookup, "_may_be_copied", lambda *_: True)
 
 
 def forget_the_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,10 @@ TRUSTED = {
         "WaitingQueue._forget_order",
         "_Interned.acquire",
         "_Interned.release",
-        "HitCopies.step_starts",
-        "HitCopies.note_copied",
+        "Lookup.step_starts",
+        "Lookup.note_copied",
     ),
-    *("HitCopies.is_waiting", "ScoredRequests.expect"),
+    *("Lookup.is_waiting", "ScoredRequests.expect"),
     *("ScoredRequests.before_update", "ScoredRequests.after_update", "Programs.arrived"),
     *("Programs.step_starts", "Programs._guarded", "Programs._read_left"),
 }

@@ -15,7 +15,7 @@ from benchmarks.schedulers import runner_output
 from sgl_vllm.programs.programs import Programs
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import Hints
-from sgl_vllm.radix.hit_copies import max_copies
+from sgl_vllm.radix.lookup import max_copies
 from sgl_vllm.radix.tokens import pack
 from tests.engine.cache import SIZE, Cache
 from tests.engine.machine import Machine
