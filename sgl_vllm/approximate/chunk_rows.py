@@ -84,30 +84,21 @@ class Room:
         chunks: those that already have room in it.
     """
 
-    def __init__(self, scheduler: Scheduler, chunks: Iterable[Chunk]) -> None:
+    def __init__(self, scheduler: Scheduler, chunks: Sequence[Chunk]) -> None:
         num_running, max_tokens = len(scheduler.running), scheduler.max_num_scheduled_tokens
-        num_waiting = len(scheduler.kv_holding_waiting)
-        self._num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
-        self._num_tokens = min(max_tokens // 2, max_tokens - num_running)
-        self._num_listed = MAX_LISTED_TOKENS
-        for chunk in chunks:
-            self._take(chunk)
+        num_rows = scheduler.max_num_running_reqs - num_running - len(scheduler.kv_holding_waiting)
+        num_tokens = min(max_tokens // 2, max_tokens - num_running)
+        self._num_rows = num_rows - len(chunks)
+        self._num_tokens = num_tokens - sum(chunk.num_tokens for chunk in chunks)
+        self._num_listed = MAX_LISTED_TOKENS - sum(chunk.end for chunk in chunks)
 
     def take(self, chunk: Chunk) -> bool:
         """Whether there is room for a chunk. If there is, it has it from now on."""
-        has_room = (
-            self._num_rows >= 1
-            and self._num_tokens >= chunk.num_tokens
-            and self._num_listed >= chunk.end
-        )
-        if has_room:
-            self._take(chunk)
-        return has_room
-
-    def _take(self, chunk: Chunk) -> None:
-        self._num_rows -= 1
-        self._num_tokens -= chunk.num_tokens
-        self._num_listed -= chunk.end
+        left = self._num_rows - 1, self._num_tokens - chunk.num_tokens, self._num_listed - chunk.end
+        if min(left) < 0:
+            return False
+        self._num_rows, self._num_tokens, self._num_listed = left
+        return True
 
 
 @contextlib.contextmanager

@@ -150,7 +150,8 @@ class TurnedCopier:
             for layout, rotation in self._layers:
                 wanted_keys, wanted = (one.cpu() for one in layout.read(places))
                 keys, values = (one.cpu() for one in layout.read(places + self._block_size + 1))
-                turned = rotation.turn(wanted_keys.float(), rotation.angles(torch.tensor([shift])))
+                angles = rotation.angles(torch.tensor([shift]))
+                turned = rotation.turn(wanted_keys.float(), angles, torch.zeros_like(places).cpu())
                 if not torch.equal(values, wanted):
                     return False
                 if not torch.allclose(keys.float(), turned, atol=0.05):
@@ -169,12 +170,12 @@ class TurnedCopier:
         of_token = self._on_device(torch.arange(len(copies)).repeat_interleave(lengths))
         shifts = torch.tensor([one.shift for one in copies])
         angles = {
-            rotation: self._on_device(rotation.angles(shifts))[of_token]
+            rotation: self._on_device(rotation.angles(shifts))
             for rotation in {rotation for _, rotation in self._layers}
         }
         for layout, rotation in self._layers:
             keys, values = layout.read(source)
-            layout.write(target, rotation.turn(keys, angles[rotation]), values)
+            layout.write(target, rotation.turn(keys, angles[rotation], of_token), values)
 
     def _slots(self, runs: Iterable[tuple[tuple[int, ...], int, int]]) -> torch.Tensor:
         """The slot of each token, of runs of blocks, a place in the first, and a length."""
@@ -233,30 +234,9 @@ def _rotations_of(runner: RunnerV1 | RunnerV2) -> Mapping[Attention, Rotation]:
             raise ValueError(f"keys are not turned by position alone ({type(rotary).__name__})")
         if rotary not in made:
             max_positions = runner.vllm_config.model_config.max_model_len
-            made[rotary] = _rotation_of(rotary, max_positions)
+            made[rotary] = Rotation(rotary, max_positions)
         rotations[layer] = made[rotary]
     num_cached = len(runner.kv_caches)
     if not rotations or len(rotations) != num_cached:
         raise ValueError(f"{len(rotations)} of {num_cached} layers with a KV cache are known")
     return rotations
-
-
-def _rotation_of(rotary: RotaryEmbedding, max_positions: int) -> Rotation:
-    """That of a model's rotary embedding. ValueError if it does not turn keys as the model does."""
-    cos_sin = rotary._compute_cos_sin_cache()[:max_positions].float().cpu()
-    rotation = Rotation(cos_sin, rotary.is_neox_style)
-    last = len(cos_sin) - 1
-    places = torch.tensor([[0, 0, last, last // 2, 3], [1, last, 0, last // 3, last]])
-    keys = torch.randn(5, 2, rotary.head_size, generator=torch.Generator().manual_seed(0))
-    before, after = (
-        rotary.forward_static(
-            at, keys.flatten(1), keys.flatten(1), rotary.head_size, rotary.rotary_dim, cos_sin,
-            rotary.is_neox_style,
-        )[1]
-        for at in places
-    )  # fmt: skip
-    assert before is not None and after is not None
-    turned = rotation.turn(before.view_as(keys), rotation.angles(places[1] - places[0]))
-    if not torch.allclose(turned, after.view_as(keys), atol=0.02):
-        raise ValueError("the model's rotary embedding turns keys in another way")
-    return rotation

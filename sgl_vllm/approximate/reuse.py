@@ -20,7 +20,7 @@ resumes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict  # Any: counters
@@ -288,10 +288,10 @@ class ApproximateReuse(StepHooks):
 
     def while_scheduling(self) -> AbstractContextManager[None]:
         """While inside, what vLLM schedules leaves room for the chunks of the next pass."""
-        return leave_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
+        return leave_room(self._scheduler, self._waiting_chunks()) if self._planned else _AS_IS
 
-    def _waiting_chunks(self) -> Iterator[Chunk]:
-        return (chunk for planned in self._planned.values() for chunk in planned.chunks)
+    def _waiting_chunks(self) -> list[Chunk]:
+        return [chunk for planned in self._planned.values() for chunk in planned.chunks]
 
     def after_schedule(self, output: SchedulerOutput) -> list[tuple[Request, int]]:
         """Send the copies and the chunk rows of the step, and forget the plans of requests that

@@ -1,7 +1,7 @@
 """Rotary positions: what turns a key computed at one position into the key at another.
 
-Owns the angles of a model's rotary embedding, and the rotation. Does not own where keys are
-(`kv_layout.py`, `copies.py`).
+Owns the angles. Does not own how pairs are turned by them, which is the model's rotary embedding's,
+nor where keys are (`kv_layout.py`, `copies.py`).
 
 A rotary embedding turns pairs of a key's dimensions by angles that grow with the position, each
 pair by a frequency of its own (RoFormer, Su et al., arXiv 2104.09864). Turning by a and then by b
@@ -12,54 +12,60 @@ it is turned as a key at position n is, backward for a negative n. Scaled embedd
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 
 class Rotation:
-    """The rotation of one model's keys.
+    """The rotation of the keys of one rotary embedding.
 
     Args:
-        cos_sin: shape (positions, rotary_dim), float32: for each position the cosines of the pairs'
-            angles, then their sines, both times one factor.
-        is_neox: pairs are a dimension of the first half and one of the second half of the rotary
-            dimensions; otherwise they are neighbors.
+        max_positions: of a prompt.
+
+    Raises:
+        ValueError: keys that are turned are not those that the model has at the other position.
     """
 
-    def __init__(self, cos_sin: torch.Tensor, is_neox: bool) -> None:
-        self.rotary_dim = cos_sin.shape[1]
-        self.is_neox = is_neox
-        turns = torch.complex(*cos_sin.chunk(2, dim=1))
-        self._turns = turns / turns[0, 0].abs()
-        """Shape (positions, rotary_dim / 2): of unit length."""
+    def __init__(self, rotary: RotaryEmbedding, max_positions: int) -> None:
+        cos_sin = rotary._compute_cos_sin_cache()[:max_positions].float().cpu()
+        self._rotary = rotary
+        self._turns = cos_sin / cos_sin[0, 0]
+        """Shape (positions, rotary_dim): the cosines of the pairs' angles, then their sines."""
+        last = len(cos_sin) - 1
+        places = torch.tensor([[0, 0, last, last // 2, 3], [1, last, 0, last // 3, last]])
+        keys = torch.randn(5, 2, rotary.head_size, generator=torch.Generator().manual_seed(0))
+        before, after = (self.turn(keys, cos_sin, at) for at in places)
+        turned = self.turn(before, self.angles(places[1] - places[0]), torch.arange(5))
+        if not torch.allclose(turned, after, atol=0.02):
+            raise ValueError("the model's rotary embedding turns keys in another way")
 
     def angles(self, shifts: torch.Tensor) -> torch.Tensor:
-        """The angles that turn keys by `shifts` positions, as complex numbers of unit length.
+        """The angles that turn keys by `shifts` positions.
 
         Args:
-            shifts: shape (tokens,), integers on the CPU, negative for earlier positions.
+            shifts: shape (shifts,), integers on the CPU, negative for earlier positions.
 
         Returns:
-            Shape (tokens, 1, rotary_dim / 2), on the CPU.
+            Cosines and sines, shape (shifts, rotary_dim), on the CPU.
         """
-        turns = self._turns[shifts.abs()]
-        return torch.where(shifts[:, None] < 0, turns.conj(), turns)[:, None]
+        cos, sin = self._turns[shifts.abs()].chunk(2, dim=1)
+        return torch.cat((cos, sin * shifts.sign()[:, None]), dim=1)
 
-    def turn(self, keys: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        """Keys as they would be at other positions.
+    def turn(self, keys: torch.Tensor, angles: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """Keys as they would be at other positions, of the same dtype. Computed in float32.
 
         Args:
             keys: shape (tokens, heads, head_size), any floating dtype.
-            angles: one for each token, or one for all, from `angles`, on the same device.
-
-        Returns:
-            New keys, of the same dtype. Computed in float32.
+            angles: from `angles`, on the same device.
+            which: of each token, a row of `angles`, on the same device.
         """
-        cos, sin = angles.real, angles.imag
-        rotary = keys[..., : self.rotary_dim].float()
-        if self.is_neox:
-            first, second = rotary.chunk(2, dim=-1)
-        else:
-            first, second = rotary[..., ::2], rotary[..., 1::2]
-        turned = first * cos - second * sin, second * cos + first * sin
-        whole = torch.cat(turned, -1) if self.is_neox else torch.stack(turned, -1).flatten(-2)
-        return torch.cat((whole.to(keys.dtype), keys[..., self.rotary_dim :]), dim=-1)
+        rotary = self._rotary
+        turned, _ = rotary.forward_static(
+            which, keys.float(), None, rotary.head_size, rotary.rotary_dim, angles,
+            rotary.is_neox_style,
+        )  # fmt: skip
+        return turned.to(keys.dtype)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
-from sgl_vllm.approximate.copies import _rotation_of
 from sgl_vllm.approximate.rotation import Rotation
 from tests.effort import examples
 
@@ -24,6 +23,18 @@ def table(frequencies: torch.Tensor, num_positions: int, factor: float = 1.0) ->
     """As models keep it: float32, computed in float32."""
     angles = torch.arange(num_positions).float()[:, None] * frequencies.float()
     return torch.cat((angles.cos(), angles.sin()), 1) * factor
+
+
+def rotation_of(cos_sin: torch.Tensor, head_size: int, is_neox: bool = True) -> Rotation:
+    """With vLLM's way to turn keys."""
+    rotary: Any = SimpleNamespace(
+        head_size=head_size,
+        rotary_dim=cos_sin.shape[1],
+        is_neox_style=is_neox,
+        forward_static=RotaryEmbedding.forward_static,
+        _compute_cos_sin_cache=lambda: cos_sin,
+    )
+    return Rotation(rotary, len(cos_sin))
 
 
 def at_position(keys: torch.Tensor, position: int, frequencies, is_neox: bool) -> torch.Tensor:
@@ -45,11 +56,14 @@ def at_position(keys: torch.Tensor, position: int, frequencies, is_neox: bool) -
     st.sampled_from([0, 16]),
     st.sampled_from([10_000.0, 500_000.0]),
     st.booleans(),
+    st.sampled_from([1.0, 1.3]),
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 4000)), min_size=1, max_size=4),
 )
-def test_a_turned_key_is_that_of_the_other_position(dim, rest, base, is_neox, places) -> None:
+def test_a_turned_key_is_that_of_the_other_position(
+    dim, rest, base, is_neox, factor, places
+) -> None:
     frequencies = frequencies_of(dim, base)
-    rotation = Rotation(table(frequencies, 4096), is_neox)
+    rotation = rotation_of(table(frequencies, 4096, factor), dim + rest, is_neox)
     keys = torch.randn(len(places), 2, dim + rest, generator=torch.Generator().manual_seed(0))
     before, after = (
         torch.stack(
@@ -61,14 +75,15 @@ def test_a_turned_key_is_that_of_the_other_position(dim, rest, base, is_neox, pl
         for which in (0, 1)
     )
     shifts = torch.tensor([b - a for a, b in places])
-    turned = rotation.turn(before.float(), rotation.angles(shifts))
+    which = torch.arange(len(places))
+    turned = rotation.turn(before.float(), rotation.angles(shifts), which)
     torch.testing.assert_close(turned.double(), after, atol=5e-3, rtol=0)
 
 
 def test_a_key_keeps_its_dtype_and_its_dimensions_without_a_position() -> None:
-    rotation = Rotation(table(frequencies_of(8, 10_000.0), 64), is_neox=False)
+    rotation = rotation_of(table(frequencies_of(8, 10_000.0), 64), 12, is_neox=False)
     keys = torch.ones(1, 1, 12, dtype=torch.bfloat16)
-    turned = rotation.turn(keys, rotation.angles(torch.tensor([5])))
+    turned = rotation.turn(keys, rotation.angles(torch.tensor([5])), torch.tensor([0]))
     assert turned.dtype == torch.bfloat16 and turned[..., 8:].tolist() == [[[1.0] * 4]]
     assert turned[..., :8].tolist() != keys[..., :8].tolist()
 
@@ -79,17 +94,6 @@ def test_angles_that_are_not_proportional_to_the_position_are_refused() -> None:
     of_two_factors = table(frequencies, 64)
     of_two_factors[32:] *= 2
 
-    def rotation_of(cos_sin: torch.Tensor) -> Rotation:
-        rotary: Any = SimpleNamespace(
-            head_size=8,
-            rotary_dim=8,
-            is_neox_style=True,
-            forward_static=RotaryEmbedding.forward_static,
-            _compute_cos_sin_cache=lambda: cos_sin,
-        )
-        return _rotation_of(rotary, 64)
-
-    assert rotation_of(table(frequencies, 64)).rotary_dim == 8
     for cos_sin in (torch.cat((angles.cos(), angles.sin()), 1), of_two_factors):
         with pytest.raises(ValueError, match="in another way"):
-            rotation_of(cos_sin)
+            rotation_of(cos_sin, 8)
