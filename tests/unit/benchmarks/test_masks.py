@@ -23,6 +23,7 @@ def _loggers_and_environment_as_before(monkeypatch):
     logger.setLevel(level)
 
 
+@pytest.mark.slow
 def test_the_command_measures_what_there_is_and_writes_all_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
