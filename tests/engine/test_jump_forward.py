@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "nothing to decide": {"regex": WHOLE},
     "nothing to decide, and on it goes": {"regex": WHOLE, "max_tokens": 30, "ignore_eos": True},
-    "stop string in the opening": {"stop": ["city"]},
+    "stop string in the opening": {"regex": SENTENCE, "stop": ["question"]},
     "max_tokens in forced text": {"max_tokens": 12},
     "stop string in forced text": {"stop": ["millions"]},
     "stop string kept": {"stop": ["in mil"], "include_stop_str_in_output": True},
