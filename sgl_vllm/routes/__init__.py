@@ -121,7 +121,7 @@ class SglEndpointPlugin:
         )
         incoming.attach(engine_client)
         refuse_echo_of_scored(state.online_renderer)
-        end_requests_at_shutdown(engine_client)
+        state.sgl_vllm_ending = end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             move_segments(state.online_renderer)
 

@@ -89,8 +89,10 @@ async def answered(client: AsyncLLM, call: Coroutine[Any, Any, Answer]) -> Answe
         task.cancel()
 
 
-def end_requests_at_shutdown(client: AsyncLLM) -> None:
+def end_requests_at_shutdown(client: AsyncLLM) -> list[asyncio.Task[None]]:
     """Let requests end with an error when `client` is shut down. Call it on the server's loop.
+
+    Returns a list for the task that then does so, to be canceled if the loop outlives the server.
 
     vLLM stops reading the engines' outputs as soon as the engines have ended. The last outputs of a
     request can be lost then. It would wait for them forever, and the server waits for its open
@@ -107,9 +109,11 @@ def end_requests_at_shutdown(client: AsyncLLM) -> None:
                 lambda: ending.append(loop.create_task(_end_requests(client)))
             )
 
+    return ending
+
 
 async def _end_requests(client: AsyncLLM) -> None:
-    """Runs until the loop ends: a request can arrive while the engines are being shut down."""
+    """Runs on: a request can arrive while the engines are being shut down."""
     while True:
         client.output_processor.propagate_error(EngineDeadError())
         await asyncio.sleep(ALIVE_CHECK_S)

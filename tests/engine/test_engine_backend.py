@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -191,6 +192,12 @@ def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it(engin
         assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
 
 
+async def tasks() -> list[str]:
+    """What is left on the loop, but for this."""
+    await asyncio.sleep(0.1)
+    return [str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
 @pytest.mark.slow
 def test_closing_leaves_no_process_and_later_use_starts_it_again(
     engine, children_of_others, monkeypatch
@@ -202,6 +209,7 @@ def test_closing_leaves_no_process_and_later_use_starts_it_again(
     engine.close()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
+    assert background_loop().run_blocking(tasks) == []
     monkeypatch.setenv("VLLM_PLUGINS", "another")
     with engine_of(plugin=True) as with_all_parts:
         assert os.environ["VLLM_PLUGINS"] == "another"

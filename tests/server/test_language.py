@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx
 import pytest
 
@@ -63,34 +61,6 @@ def test_a_select_has_the_same_scores_on_stock_and_with_the_plugin(stock, plugin
     for ours, theirs in zip(second["token_logprobs"], first["token_logprobs"], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert len(set(first["scores"])) == len(ENDINGS)
-
-
-def test_contexts_that_a_program_ends_count_as_unused_and_what_they_share_does_not(server, plugin):
-    @sgl.function
-    async def program(s):
-        s += SHOTS
-        forks = s.fork(3)
-        forks += ["One: the kind is", "Two: as a kind", "Three: kind of"]
-        forks += sgl.gen("kind", max_tokens=2)
-        forks += "\nReason:" + sgl.gen("reason", max_tokens=2)
-        forks.join()
-        s += "That is all. The last kind is" + sgl.gen("last", max_tokens=2)
-
-    sgl.flush_cache(plugin)
-    begin_s = time.monotonic()
-    program.run(temperature=0.0, ignore_eos=True, backend=plugin)
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    answer = httpx.get(f"{server.url}/v1/sgl/tree", headers=headers, timeout=60)
-    end_s = time.monotonic()
-    shared, *others = answer.json()["engines"][0]["nodes"]
-    assert shared["num_tokens"] > 100 and shared["age_s"] < end_s - begin_s
-    parents = {node["parent"] for node in others}
-    leaves = [node for number, node in enumerate(others, start=1) if number not in parents]
-    ended = [node for node in others if node["ended"]]
-    assert all(node["age_s"] < end_s - begin_s for node in others)
-    assert len(ended) >= 2 * 3 + 1  # a node for each request
-    # The hint of a fork may leave a token that no branch begins with.
-    assert all(node in ended or node["num_tokens"] == 1 for node in leaves)
 
 
 def test_the_graph_of_a_compiled_program_tells_which_tool_it_is_in(server):

@@ -151,8 +151,12 @@ class Engine(VLLM):
             engine.shutdown(_SHUTDOWN_TIMEOUT_S)
             server.should_exit = server.force_exit = True
 
-        serving = asyncio.create_task(server.serve([listening]))
-        return engine, weakref.finalize(self, stop), serving
+        async def serve() -> None:
+            await server.serve([listening])
+            for task in getattr(app.state, "sgl_vllm_ending", ()):  # with the plugin
+                task.cancel()
+
+        return engine, weakref.finalize(self, stop), asyncio.create_task(serve())
 
     def _new_engine(self) -> tuple[AsyncLLM, Namespace]:
         """The engine, and the options of its server."""
