@@ -2,7 +2,7 @@
 
 Owns the search. A *segment* is a hashable value with a weight, such as a text with its length. A
 *set* has the segments of one prompt, in the order in which they were given. Prompts share what they
-begin with, so orders are the better the smaller the trie of all of them is:
+begin with, so the smaller the trie of all orders, the better they are:
 
     given    [a b c]  [c a d]  [b a c]      9 segments, none shared
     planned  [a c b]  [a c d]  [a c b]      a, c, b, d: 4 in the trie, 5 shared

@@ -1,4 +1,4 @@
-"""When the server is to compute a prompt while a tool runs, so that its result finds it cached.
+"""When to send a prompt ahead while a tool runs, so that it is cached when the tool returns.
 
 Owns these times, and how long tools take. Sending is in `execution.py`.
 """

@@ -27,7 +27,8 @@ future:
                       which runs on the same `Execution`
 
 The first operation that fails ends its stream: its error becomes that of every future queued or
-added later, in joins also of other streams'. Canceling (`run.py`) is the same, from outside.
+added later and, through joins, of futures in other streams. Canceling (`run.py`) is the same, from
+outside.
 
 Owns a prompt's variables and the task. What a tool must not wait for is in `waiting.py`.
 """

@@ -1,6 +1,6 @@
 """Which tools wait for what, so that none waits for something that waits for the tool.
 
-Owns the running tools, what the code inside of them waits for, and how a circle is found. What an
+Owns the running tools, what the code inside of them waits for, and how a cycle is found. What an
 operation waits for is known to its stream's queue, which its future asks.
 """
 

@@ -12,7 +12,8 @@ It *stops* at the branch, the end of its match, and leaves a copy of its state t
     prompt        |-- hit, 400 ---|== computed, 500 ==|== the rest ==
                                                       ^ a checkpoint; up to two more passes
 
-So it does where the prompts of waiting requests, which could go on from there, branch off its own:
+It also stops where prompts of waiting requests branch off its own, so that they can go on from
+there:
 
     prompt        |============= examples =============|== question ==|== answer A ==
     waiting       |============= examples =============|== question ==|== answer B ==

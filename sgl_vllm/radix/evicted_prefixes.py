@@ -1,7 +1,7 @@
 """What the tree has evicted, remembered so that a later miss can be explained.
 
-Owns a second tree of tokens: the sequences of which something was evicted, each as long as it was,
-with why and when. Does not own what is cached (`tree.py`), nor what a miss is put down to
+Owns a second tree of tokens: the sequences that evictions have cut, each at its full length,
+with why and when. Does not own what is cached (`tree.py`), nor the causes of misses
 (`misses.py`). Pure: no vLLM, no torch.
 
     cached        |------- A -------|

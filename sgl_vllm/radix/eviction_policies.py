@@ -3,7 +3,7 @@
 A policy is a function from a node to its *eviction key*; the leaf with the smallest key is evicted
 first. The key of a node may only grow while the node lives, because using a node makes it more
 valuable. `LeafQueue` relies on this, and is told of the exception (`forget`). Pure: no vLLM, no
-torch, and no imports that reading the options would be slowed down by.
+torch, and no imports that would slow down reading the options.
 
 To add a policy, decorate its function with `policy` and run `make options`, which writes the first
 line of its docstring into docs/options.md.

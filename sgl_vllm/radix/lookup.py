@@ -1,4 +1,4 @@
-"""What a request finds in the tree, and reads of it.
+"""What a request finds in the tree, and how much of it the request reads.
 
 Owns the length of a hit, the blocks that a request gets for it, whether the last one may be copied,
 and which requests wait for room. Does not own the match (`tree.py`), nor why the rest of a prompt
@@ -10,7 +10,7 @@ is missed (`misses.py`).
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
 
 With several groups (`components/`), one block of each is copied, unless the hit ends where one of
-its blocks does. vLLM does that: of a hit that ends inside a block,
+its blocks does. vLLM makes the copy: if a hit ends inside a block,
 `SingleTypeKVCacheManager.add_local_computed_blocks` notes that block, `_apply_cow` puts a new one
 in its place, and `take_kv_cache_block_copies` has the worker copy it.
 

@@ -18,8 +18,8 @@ tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free. All K
 model take their blocks from here (`groups.py`).
 
 After an unexpected error the tree is switched off with one error in the log, and vLLM's own prefix
-cache is used: the tree is empty from then on, and nothing enters it. So it is after the self-check
-has switched it off.
+cache is used: the tree is empty from then on, and nothing enters it. The same holds after the
+self-check has switched it off.
 """
 
 from __future__ import annotations
