@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 import time
 
 import psutil
@@ -215,3 +217,22 @@ def test_closing_leaves_no_process_and_later_use_starts_it_again(
         assert os.environ["VLLM_PLUGINS"] == "another"
         state = text_program.run(backend=with_all_parts, temperature=0.0)
         assert state["year"] and state["mean"] and state.usage.cached_prompt_tokens
+
+
+FORGETFUL = """
+import sgl_vllm as sgl
+
+if __name__ == "__main__":
+    engine = sgl.Engine({model!r}, enforce_eager=True, max_model_len=64, kv_cache_memory_bytes=1 << 24)
+    engine.start()
+    print("started", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_program_that_never_closes_its_engine_ends(tmp_path):
+    file = tmp_path / "forgetful.py"
+    file.write_text(FORGETFUL.format(model=MODEL))
+    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=180)
+    assert "started" in ended.stdout and ended.returncode == 0, ended.stderr

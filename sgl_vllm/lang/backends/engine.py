@@ -8,6 +8,7 @@ starts.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import importlib
 import os
@@ -112,6 +113,7 @@ class Engine(VLLM):
             with contextlib.suppress(BackendError):
                 _, stop, serving = await running.answer()
                 await asyncio.to_thread(stop)
+                atexit.unregister(stop)
                 await serving
 
     def __enter__(self) -> Engine:
@@ -156,7 +158,9 @@ class Engine(VLLM):
             for task in getattr(app.state, "sgl_vllm_ending", ()):  # with the plugin
                 task.cancel()
 
-        return engine, weakref.finalize(self, stop), asyncio.create_task(serve())
+        finalizer = weakref.finalize(self, stop)
+        atexit.register(finalizer)  # before multiprocessing waits for the engine's process
+        return engine, finalizer, asyncio.create_task(serve())
 
     def _new_engine(self) -> tuple[AsyncLLM, Namespace]:
         """The engine, and the options of its server."""
