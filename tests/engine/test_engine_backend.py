@@ -223,7 +223,8 @@ FORGETFUL = """
 import sgl_vllm as sgl
 
 if __name__ == "__main__":
-    engine = sgl.Engine({model!r}, enforce_eager=True, max_model_len=64, kv_cache_memory_bytes=1 << 24)
+    options = dict(enforce_eager=True, max_model_len=64, kv_cache_memory_bytes=1 << 24)
+    engine = sgl.Engine({model!r}, **options)
     engine.start()
     print("started", flush=True)
 """
