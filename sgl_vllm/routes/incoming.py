@@ -66,7 +66,10 @@ class IncomingRequests:
             check_params(params)
             return await original(request_id, prompt, params, *args, **kwargs)
 
-        processor: OutputProcessor = client.output_processor  # sees requests as they will be sent
+        self._attach(client.output_processor)
+
+    def _attach(self, processor: OutputProcessor) -> None:
+        """The output processor sees each request as it will be sent."""
 
         @wrap(processor, "add_request")
         def add_request(

@@ -68,7 +68,7 @@ _MODULES: dict[str, dict[str, str]] = {
         "sglang.choices": """ChoicesDecision ChoicesSamplingMethod greedy_token_selection
             token_length_normalized unconditional_likelihood_normalized"""
     },
-    "lang.interpreter": {"sglang.states": "ProgramState ProgramStateGroup"},
+    "lang.interpreter": {"sglang.states": "ProgramState ProgramStateGroup StreamExecutor"},
     "lang.ir": {
         "lang.ir": """SglConstantText=Text SglExpr=Expr SglExprList=ExprList SglGen=Gen
             SglImage=Show SglRoleBegin=RoleBegin SglRoleEnd=RoleEnd SglSelect=Select

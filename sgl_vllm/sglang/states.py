@@ -6,7 +6,9 @@ kept, `join` gathers only names that are new to the parent, and `get_meta_info` 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any  # Any: values of the user's types, and JSON
 
@@ -58,6 +60,11 @@ class ProgramState(CoreState):
     transcript_class = FreeTranscript
     group_class = ProgramStateGroup
 
+    @property
+    def stream_executor(self) -> StreamExecutor:
+        """The prompt under the attributes of SGLang's executor."""
+        return StreamExecutor(self)
+
     def get_meta_info(self, name: str | VariableExpr) -> dict[str, Any]:
         """How variable `name` was made, with SGLang's names: `id`, `finish_reason`,
         `prompt_tokens`, `completion_tokens`, `cached_tokens`, and `output_token_logprobs`,
@@ -70,6 +77,29 @@ class ProgramState(CoreState):
 
     def __repr__(self) -> str:
         return f"ProgramState({self.text()})"
+
+
+class StreamExecutor:
+    """What programs read of SGLang's executor: the names of variables, and whether they exist. It
+    has the methods of `ProgramState`, too."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    @property
+    def variable_event(self) -> dict[str, threading.Event]:
+        """An event for each variable, which is set when its value exists or its `gen` has
+        failed."""
+        return {name: _event_of(f) for name, f in dict(self._state._stream.variables).items()}
+
+
+def _event_of(future: Future[Any]) -> threading.Event:
+    event = threading.Event()
+    future.add_done_callback(lambda _: event.set())
+    return event
 
 
 # --- meta information ----------------------------------------------------------------------------

@@ -194,3 +194,16 @@ def test_a_gen_with_unknown_options_is_traced_and_compiled(server: FakeServer, e
     server.reply = lambda prompt: "7"
     state = program.compile().run(until="x")
     assert (state["number"], state["rest"]) == ("7", "7")
+
+
+def test_the_executor_of_a_state_names_its_variables(server: FakeServer, endpoint) -> None:
+    """As SGLang's notebook on reasoning asks it."""
+
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.gen("word")
+
+    state = program.run(backend=endpoint)
+    events = state.stream_executor.variable_event
+    assert list(events) == ["word"] and events["word"].wait(5)
+    assert state.stream_executor.text() == state.text()
