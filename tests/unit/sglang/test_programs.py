@@ -203,7 +203,7 @@ def test_the_executor_of_a_state_names_its_variables(server: FakeServer, endpoin
     def program(s):
         s += "Say: " + sgl.gen("word")
 
-    state = program.run(backend=endpoint)
+    state: Any = program.run(backend=endpoint)
     events = state.stream_executor.variable_event
     assert list(events) == ["word"] and events["word"].wait(5)
     assert state.stream_executor.text() == state.text()
