@@ -236,7 +236,7 @@ def prepare() -> bool:
     """Whether there is a CUDA device; without one, Triton interprets what is imported from now on.
 
     Raises:
-        RuntimeError: Triton was imported before this could be said.
+        RuntimeError: Triton was already imported, so its interpreter cannot be chosen any more.
     """
     if torch.cuda.is_available():
         return True

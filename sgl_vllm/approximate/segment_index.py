@@ -51,7 +51,7 @@ class SegmentIndex:
         self._tree = tree
         self._max_segments = max_segments
         self._places: OrderedDict[Hashable, tuple[Tokens, int]] = OrderedDict()
-        """The prompt, and the segment's first token in it."""
+        """The prompt, and the position in it where the segment starts."""
         self._num_bytes = 0
 
     def __len__(self) -> int:

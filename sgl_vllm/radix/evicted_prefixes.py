@@ -1,4 +1,4 @@
-"""What the tree has evicted, remembered so that a later miss can be explained.
+"""Remembers what the tree has evicted, so that a later miss can be explained.
 
 Owns a second tree of tokens: the sequences that evictions have cut, each at its full length,
 with why and when. Does not own what is cached (`tree.py`), nor the causes of misses

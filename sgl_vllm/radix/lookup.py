@@ -219,7 +219,7 @@ class Lookup:
         return plan
 
     def _may_be_copied(self, plan: HitPlan) -> bool:
-        """Whether the hit may end inside its last blocks, if there is room."""
+        """Whether the last blocks of the hit may be copied, apart from the room that this takes."""
         num_copies = self._num_copies + self._pool.groups.num_groups
         if self._num_copies and self._max_copies is not None and num_copies > self._max_copies:
             return False

@@ -1,8 +1,8 @@
-"""Canaries through the engine core's own steps, in an engine that nobody sees meanwhile.
+"""Runs canaries through the engine core's own steps, while the engine serves nothing else.
 
-Owns how canaries become vLLM's requests, that a run ends, and that nothing of canaries is seen
-outside the check or left behind. Does not own which run and what is compared (`check.py`), or with
-which connectors a check is safe (`jump/connectors.py`).
+Owns how canaries become vLLM requests, the time limits of a run, and the cleanup: a canary appears
+in no metric or event, and leaves nothing in the engine. Does not own which canaries run or what is
+compared (`check.py`), or with which connectors a check is safe (`jump/connectors.py`).
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class Engine(VLLM):
         """The engine, and the options of its server."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.cli.serve import make_arg_parser
-        from vllm.entrypoints.launchers.api_server import app_state  # noqa: F401  # takes seconds
+        from vllm.entrypoints.launchers.api_server import app_state  # noqa: F401  # slow: off the loop
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -1,7 +1,7 @@
 """What vLLM's API has beside OpenAI's: prompts, options and answers, as JSON.
 
-Owns the form of prompts, log-probabilities of prompts, what the plugin is asked and reports, and
-which prompts `select` needs on a server without it.
+Owns the fields for prompts and their log-probabilities, the plugin's options and reports, and the
+prompts that `select` sends to a server without the plugin.
 """
 
 from __future__ import annotations

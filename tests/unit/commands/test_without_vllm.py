@@ -27,7 +27,7 @@ WORKS = {
         for name in names
     },
 }
-"""By command line, the exit status and a part of what is printed."""
+"""For each command line, the exit status and a part of what is printed."""
 
 FAILS = {
     "verify x": (2, REMEDY),
@@ -39,7 +39,7 @@ FAILS = {
     "bench kernels": (1, REMEDY),
     "ray-serve x": (1, "PyYAML is not installed: pip install 'sgl-vllm[ray]'"),
 }
-"""By command line, the exit status and the only line, which is on standard error."""
+"""For each command line, the exit status and the only line printed, on standard error."""
 
 
 def test_what_needs_vllm_says_so_in_one_line_and_all_else_works(tmp_path: Path) -> None:
