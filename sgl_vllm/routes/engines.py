@@ -104,10 +104,13 @@ def end_requests_at_shutdown(client: AsyncLLM) -> list[asyncio.Task[None]]:
     @wrap(client, "shutdown")
     def shutdown(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
-        if loop.is_running():  # else nothing waits
-            loop.call_soon_threadsafe(
-                lambda: ending.append(loop.create_task(_end_requests(client)))
-            )
+        # If the loop does not run, nothing waits. vLLM shuts a client down again when it is freed.
+        if loop.is_running() and not ending:
+            loop.call_soon_threadsafe(begin)
+
+    def begin() -> None:
+        if not ending:
+            ending.append(loop.create_task(_end_requests(client)))
 
     return ending
 
