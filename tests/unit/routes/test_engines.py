@@ -72,7 +72,7 @@ def test_requests_end_when_the_engines_are_shut_down() -> None:
 
     async def serve() -> None:
         client = StoppableClient()
-        engines.end_requests_at_shutdown(client)
+        ending = engines.end_requests_at_shutdown(client)
         waiting = client.add_request("waiting")
         await asyncio.get_running_loop().run_in_executor(None, partial(client.shutdown, timeout=1))
         assert client.num_shutdowns == 1
@@ -81,5 +81,8 @@ def test_requests_end_when_the_engines_are_shut_down() -> None:
         late = client.add_request("late")
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(late.get(), 5)
+        await asyncio.get_running_loop().run_in_executor(None, client.shutdown)  # as when freed
+        await asyncio.sleep(0)
+        assert len(ending) == 1
 
     asyncio.run(serve())
