@@ -316,7 +316,7 @@ class Options:
         choices=lambda: {
             "auto": "on a GPU, with asynchronous scheduling and on vLLM's V2 model runner, which "
             "the project tests on CPUs only, and with methods of speculative decoding that it does "
-            "not test; but not with a KV connector that might store its requests",
+            "not test",
             "on": "everywhere, and again after a check that crashed the engine",
             "off": "never; every part that the model and configuration allow is on",
         },

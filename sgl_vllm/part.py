@@ -17,7 +17,6 @@ from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -36,12 +35,11 @@ class SchedulerFacts:
     was never made (`preview/engine.py`).
 
     Attributes:
-        connectors: the classes of the KV connectors: of one, or of those in a `MultiConnector`.
         use_pp: whether the model is split into a pipeline of stages.
     """
 
     vllm_config: VllmConfig
-    connectors: tuple[type[KVConnectorBase_V1], ...]
+    has_connector: bool
     policy: SchedulingPolicy
     block_size: int
     use_pp: bool
@@ -53,7 +51,7 @@ class SchedulerFacts:
         """Those of vLLM's part of a scheduler, constructed."""
         return cls(
             vllm_config=scheduler.vllm_config,
-            connectors=connector_classes(scheduler.connector),
+            has_connector=scheduler.connector is not None,
             policy=scheduler.policy,
             block_size=scheduler.block_size,
             use_pp=scheduler.use_pp,
@@ -61,16 +59,6 @@ class SchedulerFacts:
             # vLLM 0.31 has none.
             return_sampling_mask=getattr(scheduler, "return_sampling_mask", False),
         )
-
-
-def connector_classes(
-    connector: KVConnectorBase_V1 | None,
-) -> tuple[type[KVConnectorBase_V1], ...]:
-    """Its class, or those of the connectors in a `MultiConnector`. Empty without one."""
-    inner: list[KVConnectorBase_V1] = getattr(connector, "_connectors", [])
-    if inner:
-        return tuple(kind for one in inner for kind in connector_classes(one))
-    return () if connector is None else (type(connector),)
 
 
 @dataclass(frozen=True, slots=True)

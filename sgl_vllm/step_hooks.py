@@ -55,9 +55,8 @@ class StepHooks:
 
     # -- inside vLLM's step -------------------------------------------------------------------
 
-    def may_be_scheduled(self, request: Request, *, grammar_is_new: bool) -> bool:
-        """Whether a waiting request that vLLM has found ready can run in this step."""
-        return True
+    def grammar_is_ready(self, request: Request) -> None:
+        """A waiting request has got its grammar, and can run."""
 
     def looked_up(self, request: Request, num_hit: int) -> None:
         """A waiting request was looked up in the prefix cache."""
@@ -74,9 +73,6 @@ class StepHooks:
 
     def drafts_are_known(self) -> None:
         """A drafter's tokens for the next pass are known."""
-
-    def release_blocks(self) -> None:
-        """Requests are to give their blocks back, as the cache is about to be reset."""
 
     # -- at any time --------------------------------------------------------------------------
 

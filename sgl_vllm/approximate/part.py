@@ -33,7 +33,7 @@ def why_off(engine: EngineView) -> str | None:
         return "a pass is split into two that overlap, and rows have to read each other's KV"
     if config.speculative_config is not None:
         return "a drafter has KV of its own"
-    if engine.scheduler.connectors:
+    if engine.scheduler.has_connector:
         return "a KV connector would store what is not exact"
     if not config.scheduler_config.enable_chunked_prefill:
         return "chunked prefill is off"

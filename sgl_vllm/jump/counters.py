@@ -21,10 +21,6 @@ class JumpCounters:
         "Passes that waited for the one in flight, because forced text was expected after it.",
         unit="passes",
     )
-    released_when_stuck: int = counter(
-        "Jumped requests whose blocks were released because nothing else could run.",
-        unit="requests",
-    )
     errors: int = counter(
         "Unexpected errors in a jump. Each is in the log.", unit="errors", metric="jump_errors"
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.sgl_vllm.jump")
 
-WORTH_A_HELD_PASS = least_run(0, has_step_in_flight=True)
+WORTH_A_HELD_PASS = least_run(has_step_in_flight=True)
 """With at least this many forced tokens, or the end of the text, after a token, it pays that the
 next pass waits for it."""
 

@@ -1,20 +1,18 @@
 """What a jump does to a request: forced tokens are appended, and one forward pass computes all.
 
-Owns appending forced tokens and moving a request so that vLLM resumes it with its blocks. Does not
-own which tokens are forced (`fsm/vllm/forced_tokens.py`), nor how a jumped request runs again
-(`resumption.py`).
+Owns appending forced tokens. Does not own which tokens are forced (`fsm/vllm/forced_tokens.py`),
+nor how the model runner gets them (`forced_rows.py`).
 
     step n     samples token t                       KV of [0, t) is computed
-    jump       appends forced f1 .. fk               the request moves from `running` to
-                                                     `kv_holding_waiting`, blocks and all
-    step n+1   computes t, f1 .. fk in one pass, samples the next undecided token
+    jump       appends forced f1 .. fk               the request goes on running
+    step n+1   computes t, f1 .. fk in one row, samples the next undecided token
 
 With asynchronous scheduling, the next step is in flight when t arrives. It computes t, as it
 should. The token that it samples is stale, because f1 follows t:
 
     step n     samples token t                       in flight: step n+1 computes t
     jump       appends f1 .. fk                      the sample of step n+1 will be dropped
-    step n+2   computes f1 .. fk in one pass         step n+1 arrives, its sample is dropped
+    step n+2   computes f1 .. fk in one row          step n+1 arrives, its sample is dropped
 
 Text that is forced from the start is appended before the first forward pass, and sent after it
 (`unsent.py`). So is a run that competes with drafts, which come after step n:
@@ -29,7 +27,7 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol  # Any: counters
 from weakref import WeakSet
@@ -41,13 +39,12 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.jump import part
-from sgl_vllm.jump.connectors import UnseenJumps
+from sgl_vllm.jump import forced_rows, part
 from sgl_vllm.jump.counters import JumpCounters
 from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
+from sgl_vllm.jump.forced_rows import ForcedRow
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.refused import RefusedTokens
-from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.jump.short_runs import ShortRuns
 from sgl_vllm.jump.unsent import UnsentTokens, num_before_end
 from sgl_vllm.step_hooks import StepHooks
@@ -63,16 +60,14 @@ class JumpListener(Protocol):
 class JumpForward(StepHooks):
     """Jumps the requests of one scheduler.
 
-    After every step, the output of a request whose grammar forces tokens ends with all of them, and
-    the request waits for the forward pass that computes them, unless drafts compete with the jump.
-    After an unexpected error its request decodes token by token, or ends with an error if tokens
-    were already taken.
+    After every step, the output of a request whose grammar forces tokens ends with all of them,
+    unless drafts compete with the jump. After an unexpected error its request decodes token by
+    token, or ends with an error if tokens were already taken.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
         token_bytes: returns the bytes of each token, empty for special ones.
         listeners: called at every jump.
-        connector: hides jumps from the scheduler's KV connector, if it has one.
     """
 
     def __init__(
@@ -81,7 +76,6 @@ class JumpForward(StepHooks):
         mode: str,
         token_bytes: Callable[[], Sequence[bytes]],
         listeners: Iterable[JumpListener] = (),
-        connector: UnseenJumps | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._mode = mode
@@ -96,11 +90,14 @@ class JumpForward(StepHooks):
             self.counters,
             learns=self._may_hold,
         )
-        self.jumped = JumpedRequests(scheduler, self.counters, connector)
+        self._not_sent: dict[Request, None] = {}
+        """Requests with forced tokens that the model runner does not have yet."""
         self.short_runs = ShortRuns()
         has_drafts = scheduler.vllm_config.speculative_config is not None
         self._takes_any_run = mode == "canonical" and has_drafts
         """Drafts would spell a run that is decoded, and might spell it otherwise."""
+        self._has_sampled = False
+        """Whether the step that is being read has sampled within a grammar."""
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
         self.unsent = UnsentTokens(scheduler)
@@ -118,18 +115,14 @@ class JumpForward(StepHooks):
 
     # -- before the first forward pass ------------------------------------------------------------
 
-    def may_be_scheduled(self, request: Request, *, grammar_is_new: bool) -> bool:
-        """Whether a request may run: not while it lacks what a jump needs. If its grammar has just
-        become ready, the text that the grammar forces at the start is appended."""
-        if grammar_is_new:
-            self.open(request)
-        return self.jumped.may_be_scheduled(request)
+    def grammar_is_ready(self, request: Request) -> None:
+        self.open(request)
 
     def open(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""
         if request.num_output_tokens or not part.may_open(request, self._limits):
             return
-        if self.jumped.connector is not None and request.kv_transfer_params:
+        if self._scheduler.connector is not None and request.kv_transfer_params:
             return  # another engine has computed the KV of the prompt, and of no more
         forced = self._source.take(request)
         if not forced:
@@ -140,8 +133,6 @@ class JumpForward(StepHooks):
             return
         tokens = forced[:num_open]
         self._append_unsent(request, tokens, last=forced[num_open] if num_left else None)
-        if tokens:
-            self.jumped.add_opened(request)
 
     def before_update(
         self,
@@ -149,6 +140,7 @@ class JumpForward(StepHooks):
         sampled: ModelRunnerOutput,
         requests: Mapping[str, Request],
     ) -> None:
+        self._has_sampled = scheduled.has_structured_output_requests
         self.unsent.replace_sampled(sampled)
 
     # -- before every forward pass ----------------------------------------------------------------
@@ -159,27 +151,40 @@ class JumpForward(StepHooks):
         The model accepts all forced tokens of legal drafts, and perhaps more, and samples one. A
         jump appends the run, and its pass samples one. So the longer of the two takes fewer passes.
         """
-        jumped = []
         for request in self._scheduler.running if self._num_forced else ():
             if self._num_forced.pop(request, 0) <= len(request.spec_token_ids):
                 continue
             if forced := self._source.take(request):
                 self._append_unsent(request, forced)
-                jumped.append(request)
-        self._leave_running(jumped)
+                request.spec_token_ids = []  # which the forced tokens have overtaken
         self._num_forced.clear()
 
     def while_scheduling(self) -> AbstractContextManager[None]:
         return nothing_running(self._scheduler) if self.holds_next_pass() else nullcontext()
 
     def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
-        """Jumped requests resume."""
-        self.jumped.rewrite_resumed(output)
-        self.jumped.release_one_if_stuck(output)
+        """The model runner gets the forced tokens of the requests that run in this step."""
+        if not self._not_sent:
+            return ()
+        scheduler = self._scheduler
+        new = {data.req_id for data in output.scheduled_new_reqs}
+        restarted = new | output.scheduled_cached_reqs.resumed_req_ids
+        rows: dict[str, ForcedRow] = {}
+        for request in list(self._not_sent):
+            request_id = request.request_id
+            has_ended = scheduler.requests.get(request_id) is not request
+            if not has_ended and request_id not in output.num_scheduled_tokens:
+                continue  # it was preempted, or this step has no room for it
+            del self._not_sent[request]
+            if has_ended or (request_id in new and scheduler.use_v2_model_runner):
+                continue  # vLLM sends the V2 runner all tokens of a new request
+            start = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+            if request_id in restarted:
+                start = request.num_prompt_tokens
+            rows[request_id] = ForcedRow(start, request._all_token_ids[start:])
+        if rows:
+            forced_rows.send(output, rows)
         return ()
-
-    def release_blocks(self) -> None:
-        self.jumped.release_all()
 
     def holds_next_pass(self) -> bool:
         """Whether the next pass waits for the one in flight: if all running requests are likely
@@ -219,7 +224,8 @@ class JumpForward(StepHooks):
 
     def drafts_are_known(self) -> None:
         """With synchronous scheduling, that is after jumps."""
-        self.jumped.drop_drafts()
+        for request in self._not_sent:
+            request.spec_token_ids = []
 
     def cut_accepted(self, request: Request, tokens: list[int], *, is_stale: bool) -> None:
         """Drop accepted drafts from where they write forced text in other tokens than a jump. Call
@@ -256,39 +262,27 @@ class JumpForward(StepHooks):
     ) -> None:
         """Append forced tokens to every request that has just got a token. A request whose jump
         fails partway ends with an error; the others continue."""
-        scheduler = self._scheduler
-        left: dict[Request, EngineCoreOutput] = {}  # in the order of `running`
         self.unsent.deliver(outputs)
-        for output in outputs:
+        for output in outputs if self._has_sampled else ():
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
-            request = scheduler.requests.get(output.request_id)
+            request = self._scheduler.requests.get(output.request_id)
             if request is None or not part.may_jump(request, self._limits):
                 continue
             is_running = request.status == RequestStatus.RUNNING
             try:
-                has_jumped = self._jump(request, output)
+                self._jump(request, output)
             except Exception:
                 # Its grammar may be ahead of its output, so it cannot decode token by token.
                 self._source.record(request, "ends with an error")
                 request.status = RequestStatus.FINISHED_ERROR
                 output.finish_reason = request.get_finished_reason()
-                has_jumped = True
-            if has_jumped and is_running:
-                left[request] = output
-            elif has_jumped and request.is_finished():
-                scheduler.waiting.remove_requests([request])
-                scheduler.deferred_waiting.discard(request)
-                self._free(request, output)
-        self._leave_running(left)
-        for request, output in left.items():
             if request.is_finished():
-                self._free(request, output)
+                self._end(request, output, is_running)
         self._cut.clear()
 
-    def _jump(self, request: Request, output: EngineCoreOutput) -> bool:
-        """Append the tokens forced after the last one of `request`. Whether it must be resumed with
-        the tokens that it has now, if it is running.
+    def _jump(self, request: Request, output: EngineCoreOutput) -> None:
+        """Append the tokens forced after the last one of `request`.
 
         A request that was preempted while its token was in flight computes all of them again.
         """
@@ -298,13 +292,14 @@ class JumpForward(StepHooks):
             if is_running:
                 self._drop_in_flight(request)
             self._append(request, forced, output)
-            return True
-        if not is_running or request not in self._cut:
-            return False
-        # A jump has failed. The worker has more tokens of the request than vLLM.
-        self._drop_in_flight(request)
-        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        return True
+        elif is_running and request in self._cut:
+            # A jump has failed. The worker has more tokens of the request than vLLM.
+            self._drop_in_flight(request)
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        else:
+            return
+        request.spec_token_ids = []  # drafts that the forced tokens have overtaken
+        self._not_sent[request] = None
 
     def _take(self, request: Request) -> list[int]:
         """The forced tokens, if they end the request or a jump over them pays. Otherwise none, and
@@ -314,7 +309,7 @@ class JumpForward(StepHooks):
         if not forced or num_before_end(request, forced, max_model_len) < len(forced):
             return forced  # if any: the request ends now, not after one more pass
         pays = self._takes_any_run or len(forced) >= part.least_run(
-            request.num_tokens, has_step_in_flight=request.num_in_flight_tokens > 0
+            has_step_in_flight=request.num_in_flight_tokens > 0
         )
         if pays and not self._waits_for_drafts(request):
             return forced
@@ -336,30 +331,24 @@ class JumpForward(StepHooks):
         assert params is not None
         return self._drafts_decide and params.repetition_detection is None
 
-    def _leave_running(self, jumped: Collection[Request]) -> None:
-        """Move requests that have jumped from `running` to where vLLM resumes requests with blocks.
-        Those that have ended are only removed."""
+    def _end(self, request: Request, output: EngineCoreOutput, is_running: bool) -> None:
+        """Free a request that has ended by forced tokens, which no pass will compute. What a KV
+        connector answers goes with its last output."""
         scheduler = self._scheduler
-        if jumped:
-            scheduler.running = remove_all(scheduler.running, set(jumped))
-        for request in jumped:
-            if request.is_finished():
-                continue
-            request.status = RequestStatus.WAITING
-            request.spec_token_ids = []  # drafts that the forced tokens have overtaken
-            scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
-            self.jumped.add(request)
-            scheduler._enqueue_waiting_request(request)
-
-    def _free(self, request: Request, output: EngineCoreOutput) -> None:
-        """Free a request that has ended by forced tokens. What a KV connector answers goes with its
-        last output."""
-        if self.jumped.connector is not None:
-            self.jumped.connector.finished(request)
-        freed = self._scheduler._free_request(request)
-        if self.jumped.connector is not None:
-            params = freed[0] if isinstance(freed, tuple) else freed
-            output.kv_transfer_params = params if isinstance(params, dict) else None
+        if is_running:
+            scheduler.running = remove_all(scheduler.running, {request})
+        else:
+            scheduler.waiting.remove_requests([request])
+            scheduler.deferred_waiting.discard(request)
+        if scheduler.connector is None:
+            scheduler._free_request(request)
+            return
+        # A connector finds what to store of an ended request by the hashes of its blocks.
+        num_known = min(request.num_computed_tokens, request.num_tokens)
+        del request.block_hashes[num_known // scheduler.hash_block_size :]
+        freed = scheduler._free_request(request)
+        params = freed[0] if isinstance(freed, tuple) else freed
+        output.kv_transfer_params = params if isinstance(params, dict) else None
 
     def _drop_in_flight(self, request: Request) -> None:
         """Drop what forward passes in flight will sample for `request`; the KV that they compute
@@ -396,6 +385,7 @@ class JumpForward(StepHooks):
         if forced:
             num_before = request.num_output_tokens
             request.append_output_token_ids(forced)
+            self._not_sent[request] = None
             self._record(request, num_before, request.num_output_tokens)
 
     def _record(self, request: Request, start: int, end: int) -> None:

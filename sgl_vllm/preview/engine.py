@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.config import KVTransferConfig, VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -24,7 +23,6 @@ from sgl_vllm.scheduler.assembly import PARTS, decide
 from sgl_vllm.self_check.plan import CHECKED
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -78,21 +76,12 @@ def _described(kv_cache: KVCacheConfig) -> list[KVCacheGroups]:
 
 def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:
     """Those of the scheduler that vLLM would make of `config`."""
-    transfer = config.kv_transfer_config
     return SchedulerFacts(
         vllm_config=config,
-        connectors=() if transfer is None else _connectors(transfer),
+        has_connector=config.kv_transfer_config is not None,
         policy=SchedulingPolicy(config.scheduler_config.policy),
         block_size=resolve_kv_cache_block_sizes(kv_cache, config)[0],
         use_pp=config.parallel_config.pipeline_parallel_size > 1,
         use_v2_model_runner=config.use_v2_model_runner,
         return_sampling_mask=getattr(config.model_config, "return_sampling_mask", False),
     )
-
-
-def _connectors(transfer: KVTransferConfig) -> tuple[type[KVConnectorBase_V1], ...]:
-    kind = KVConnectorFactory.get_connector_class(transfer)
-    inner = transfer.kv_connector_extra_config.get("connectors", ())
-    if kind.__name__ != "MultiConnector" or not inner:
-        return (kind,)
-    return tuple(one for config in inner for one in _connectors(KVTransferConfig(**config)))

@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 
 from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import Options
+from sgl_vllm.jump import forced_rows
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.snapshot import NO_CONTEXTS
@@ -181,21 +182,28 @@ class EngineControl:
     # -- once, when the engine core starts ------------------------------------------------------
 
     def prepare_workers(self, collective_rpc: Callable[..., list[Any]]) -> None:
-        """Make the workers copy whole blocks, and segments with `approximate_reuse`. To be called
-        when their KV caches exist."""
-        radix = self._parts.radix
+        """Make the workers take forced tokens, copy whole blocks, and copy segments with
+        `approximate_reuse`. To be called when their KV caches exist."""
+        parts = self._parts
+        if parts.jump is not None:
+            reason = next(filter(None, collective_rpc(forced_rows.use_in_worker)), None)
+            if reason is not None:
+                parts.switch_off("jump_forward", reason)
+                log_states(parts)
+        radix = parts.radix
         if radix is None:
             return
-        reasons: Sequence[str | None]
         if radix.groups.num_groups > 1:
             radix.pool.guarded(collective_rpc, copy_whole_blocks)
-        if self._parts.approximate is not None:
-            reasons = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
+        if parts.approximate is not None:
+            reasons: Sequence[str | None] = collective_rpc(
+                turned_copies.use_in_worker, args=(radix.block_size,)
+            )
             if _refused("approximate_reuse", reasons):
-                self._parts.approximate = None
-                self._parts.have_changed()
+                parts.approximate = None
+                parts.have_changed()
             else:
-                self._parts.approximate.install(self._parts.scheduler)
+                parts.approximate.install(parts.scheduler)
 
     def check_before_serving(self, engine: EngineCore) -> None:
         """Check the parts on this device, if that is planned. To be called last.

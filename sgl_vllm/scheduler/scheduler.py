@@ -11,19 +11,17 @@ Owns which moments of a step reach the parts. Does not own which parts there are
                              during it, as vLLM needs them: the queue's order, and which requests
                              are held back; the overrides under "inside vLLM's step" below
                              after it: what a KV connector loads; admitted requests are counted;
-                             jumped requests resume; segments are copied, and the chunks
-                             between them get rows
+                             the runner gets forced tokens; segments are copied, and the
+                             chunks between them get rows
     get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
     update_from_output       before vLLM's own: loads are measured; tokens that were appended but
                              not sent (2); after it: scored rows, jumps (3), reports, refusals
     _update_request_with_output    accepted drafts are cut where forced text is spelled otherwise
     update_draft_token_ids         drafts of jumped requests are dropped
-    reset_prefix_cache             jumped requests release their blocks
 
 Inside vLLM's step, for a waiting request:
 
-    _handle_blocked_waiting_request    text that is forced from the start (4); whether a jumped
-                                       request may run
+    _handle_blocked_waiting_request    text that is forced from the start (4)
     _get_local_prefix_cache_hit        with `radix` off, no hit reaches into forced text
     _mamba_block_aligned_split         a pass ends where another request needs a state
 
@@ -157,10 +155,11 @@ class SglSchedulerMixin(Scheduler):
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Whether `request` can be scheduled."""
         waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-        return super()._handle_blocked_waiting_request(request) and all(
-            part.may_be_scheduled(request, grammar_is_new=waited_for_grammar)
-            for part in self.parts.that_have(StepHooks.may_be_scheduled)
-        )
+        is_ready = super()._handle_blocked_waiting_request(request)
+        if is_ready and waited_for_grammar:
+            for part in self.parts.that_have(StepHooks.grammar_is_ready):
+                part.grammar_is_ready(request)
+        return is_ready
 
     def _get_local_prefix_cache_hit(
         self, request: Request, *args: Any, **kwargs: Any
@@ -201,14 +200,6 @@ class SglSchedulerMixin(Scheduler):
         for part in self.parts.that_have(StepHooks.cut_to_stop):
             num_new_tokens = part.cut_to_stop(request, start, num_new_tokens)
         return num_new_tokens
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, *args: Any, **kwargs: Any
-    ) -> bool:
-        if reset_running_requests:
-            for part in self.parts.that_have(StepHooks.release_blocks):
-                part.release_blocks()
-        return super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
 
 
 class SglScheduler(SglSchedulerMixin):

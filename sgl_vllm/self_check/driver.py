@@ -28,8 +28,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.jump.connectors import unfit
-from sgl_vllm.part import connector_classes
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.assembly import Parts, renew
@@ -211,8 +209,7 @@ class Driver:
     def undisturbed(self) -> Iterator[None]:
         """While inside, nothing that the engine does can be seen outside it. Only at idle.
 
-        A connector that is not known to support this stays in place. Then a check runs only if
-        asked for. Afterwards the random generators of this process have their old state (those of
+        Afterwards the random generators of this process have their old state (those of
         workers are not used: canaries are greedy and have a seed), and structured output its old
         backend, which vLLM would choose for the first structured request.
         """
@@ -221,7 +218,7 @@ class Driver:
         backend = manager.backend
         of_python, of_numpy = random.getstate(), np.random.get_state()
         of_torch = torch.get_rng_state()
-        if connector is not None and unfit(connector_classes(connector)) is None:
+        if connector is not None:
             scheduler.connector = cast(KVConnectorBase_V1, SilentConnector(connector))
         scheduler.kv_event_publisher = NullEventPublisher()
         try:

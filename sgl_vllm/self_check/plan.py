@@ -13,7 +13,6 @@ from vllm.platforms import current_platform
 
 from sgl_vllm import speculation
 from sgl_vllm.config import Options
-from sgl_vllm.jump.connectors import unfit
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.self_check.marker import Marker, default_folder
 from sgl_vllm.version import __version__
@@ -60,8 +59,6 @@ def _plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
     if wanted == "off" or (wanted == "auto" and is_proven):
         return Plan()
     reason = why_impossible(scheduler)
-    if reason is None and wanted == "auto" and (name := unfit(scheduler.connectors)):
-        reason = f"{name} might store its requests (self_check=on checks nevertheless)"
     if reason is not None:
         how = f"the V1 model runner and {'a' if is_async else ''}synchronous scheduling"
         how = "vLLM's V2 model runner" if is_v2 else how

@@ -56,7 +56,7 @@ def mixed_jobs(count: int, seed: int) -> list[Job]:
                 {"ignore_eos": True},
                 {"stop_token_ids": rng.sample(range(30, 2000), 100)},
                 {"min_tokens": min(length, 12)},
-                {"presence_penalty": 0.5},  # does not jump
+                {"presence_penalty": 0.5},
                 {"extra_args": {"sgl_report": 1}},
             ]
         )

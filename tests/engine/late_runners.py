@@ -31,6 +31,7 @@ from vllm.v1.outputs import (
 )
 
 from benchmarks.schedulers import runner_output
+from sgl_vllm.jump.forced_rows import rows_of as forced_rows_of
 from tests.engine.kv_memory import KvMemory, Reader, StateStep
 
 UNKNOWN = -1
@@ -323,8 +324,8 @@ class V1Runner(Runner):
             row.num_computed = cached.num_computed_tokens[index]
             num_output = cached.num_output_tokens[index]
             del row.output[num_output:]
-            if request_id in self._batch:  # with drafts, the real runner relies on it
-                assert len(row.output) == num_output
+            if request_id in self._batch and request_id not in forced_rows_of(scheduled):
+                assert len(row.output) == num_output  # with drafts, the real runner relies on it
             new_blocks = cached.new_block_ids[index]
             if request_id in cached.resumed_req_ids:
                 assert request_id not in self._batch and new_blocks is not None
@@ -333,6 +334,10 @@ class V1Runner(Runner):
                 row.add_blocks(new_blocks)
             if request_id not in self._batch and self.is_async and num_output > 0:
                 row.output = cached.all_token_ids[request_id][-num_output:]
+        for request_id, forced in forced_rows_of(scheduled).items():
+            row = self.rows[request_id]
+            row.output[forced.start - len(row.prompt) :] = forced.tokens
+            self._on_device.pop(request_id, None)
         self._batch |= scheduled.num_scheduled_tokens.keys()
         assert len(self._batch) <= self.max_num_reqs
 
@@ -377,6 +382,10 @@ class V2Runner(Runner):
         cached = scheduled.scheduled_cached_reqs
         for index, request_id in enumerate(cached.req_ids):
             row = self.rows[request_id]
+            if (forced := forced_rows_of(scheduled).get(request_id)) is not None:
+                row.output[forced.start - len(row.prompt) :] = forced.tokens
+                row.num_computed = forced.start
+                self._prefill_len[request_id] = len(row.tokens)
             # vLLM counts drafts in flight as computed.
             num_unknown = self.drafter.num_drafts if self.drafter and self.is_async else 0
             assert 0 <= cached.num_computed_tokens[index] - row.num_computed <= num_unknown

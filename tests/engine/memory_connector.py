@@ -218,8 +218,6 @@ class WitnessConnector(MemoryConnector):
     tokens are missing between two steps.
     """
 
-    supports_jump_forward = True
-
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
         self.tables: dict[str, list[int]] = {}
@@ -231,13 +229,15 @@ class WitnessConnector(MemoryConnector):
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         known = self._requests.setdefault(request.request_id, request)
         assert known is request
+        if request.status == RequestStatus.PREEMPTED:  # by a reset in this step
+            self.tables.pop(request.request_id, None)
         assert request.request_id not in self.tables, "a running request is not allocated again"
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output):
-        gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
-        for name in gone:
-            assert name not in scheduler_output.num_scheduled_tokens
+        finished = scheduler_output.finished_req_ids
+        assert finished.isdisjoint(scheduler_output.num_scheduled_tokens)
+        for name in finished | (scheduler_output.preempted_req_ids or set()):
             for of_request in (self.tables, self._num_computed):
                 of_request.pop(name, None)
         for new in scheduler_output.scheduled_new_reqs:

@@ -67,13 +67,8 @@ class NarrowedGrammar(StructuredOutputGrammar):
 def jumps(params: SamplingParams, *, on_v2: bool) -> bool:
     """Whether docs/structured-output.md promises that such a request jumps on this model runner."""
     decoded_token_by_token = bool(params.stop) and not DROPS_AFTER_STOP
-    decoded_on_v1 = (
-        params.presence_penalty != 0,
-        params.frequency_penalty != 0,
-        any(len(word) > 1 for word in params.bad_words_token_ids or ()),
-        params.seed is not None and params.temperature > 0,
-    )
-    return not decoded_token_by_token and (on_v2 or not any(decoded_on_v1))
+    decoded_on_v1 = params.seed is not None and params.temperature > 0
+    return not decoded_token_by_token and (on_v2 or not decoded_on_v1)
 
 
 def refuses(

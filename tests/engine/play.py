@@ -342,7 +342,6 @@ def _counts(engine: Engine) -> Counter[str]:
             counts["jumps"] = jumps.jumps
             counts["forced tokens"] = jumps.forced_tokens
             counts["stale tokens"] = jumps.stale_tokens
-            counts["released when stuck"] = jumps.released_when_stuck
         counts["select scores"] = stats.select.scored_requests if stats.select is not None else 0
         counts["overtakes"] = order.overtakes if order is not None else 0
     return counts

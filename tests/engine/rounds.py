@@ -65,7 +65,6 @@ ROWS = [
     "jumps",
     "forced tokens",
     "stale tokens",
-    "released when stuck",
     "select scores",
     "overtakes",
     "forward passes",

@@ -15,8 +15,9 @@ pytest.importorskip("vllm")
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from sgl_vllm.jump import forced_rows
+from sgl_vllm.jump.forced_rows import ForcedRow
 from sgl_vllm.jump.jump import JumpForward
-from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.radix.pool import RadixBlockPool
 from tests.effort import by_turns
 from tests.engine.event_subscriber import watch
@@ -217,19 +218,19 @@ def keep_the_slot_of_the_stale_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JumpForward, "_drop_in_flight", and_count_it_as_computed)
 
 
-def leave_the_prompt_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JumpedRequests, "rewrite_resumed", lambda *_: None)
+def send_no_forced_tokens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forced_rows, "send", lambda *_: None)
 
 
-def say_that_it_is_the_v1_runner(patch: pytest.MonkeyPatch) -> None:
-    rewrite = JumpedRequests.rewrite_resumed
+def leave_out_the_last_forced_token(patch: pytest.MonkeyPatch) -> None:
+    send = forced_rows.send
 
-    def on_v1(self, scheduled):
-        self._scheduler.use_v2_model_runner = False
-        rewrite(self, scheduled)
-        self._scheduler.use_v2_model_runner = True
+    def send_less(output, rows):
+        send(
+            output, {name: ForcedRow(start, tokens[:-1]) for name, (start, tokens) in rows.items()}
+        )
 
-    patch.setattr(JumpedRequests, "rewrite_resumed", on_v1)
+    patch.setattr(forced_rows, "send", send_less)
 
 
 def copy_blocks_that_the_pass_computes(patch: pytest.MonkeyPatch) -> None:
@@ -240,8 +241,8 @@ MISTAKES = [
     (copy_blocks_that_the_pass_computes, [V1Runner]),
     (keep_what_is_sampled_in_flight, RUNNERS),
     (keep_the_slot_of_the_stale_token, RUNNERS),
-    (leave_the_prompt_as_it_is, [V1Runner]),
-    (say_that_it_is_the_v1_runner, [V2Runner]),
+    (send_no_forced_tokens, RUNNERS),
+    (leave_out_the_last_forced_token, RUNNERS),
 ]
 
 

@@ -73,8 +73,6 @@ REFUSED = {
     "bad words in the forced text": THE_PEOPLE,
 }
 """The text that must not be written in the tokenizer's own tokens."""
-ON_V2 = ("bad words in the forced text",)
-"""The V1 runner takes the output of a resumed request for prompt, so there they do not jump."""
 
 LONG = [*range(40, 250)]
 
@@ -197,7 +195,7 @@ def test_jumps_end_where_decoding_one_by_one_ends_and_take_fewer_passes(engine, 
     for case, (output, passes, without_jump) in one_at_a_time(engine).items():
         wanted, wanted_passes, _ = want["alone"][case]
         assert seen(output) == seen(wanted), case
-        if jumps(ask(engine, **CASES[case]).params, on_v2=on_v2) and (on_v2 or case not in ON_V2):
+        if jumps(ask(engine, **CASES[case]).params, on_v2=on_v2):
             assert passes < wanted_passes, case
         else:
             assert passes in without_jump, case

@@ -14,7 +14,6 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.models import resolve_model
-from sgl_vllm.jump.part import limits_of
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 
@@ -118,13 +117,8 @@ def test_an_image_is_encoded_again_if_a_request_is_preempted_after_a_jump(start_
     engine.check_nothing_is_left()
 
 
-# -- images that do not go with jumps --------------------------------------------------------------
-
-
-def test_with_images_in_shared_memory_requests_decode_token_by_token(start_vlm):
+def test_images_in_shared_memory_are_read_once(start_vlm, want):
     engine = start_vlm({}, mm_processor_cache_type="shm")
-    assert not limits_of(engine.scheduler).takes_images
-    answers(engine, [(about([1], "What is it?"), params(PATTERNS[0]))])
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps == 0
-    answers(engine, [(about([], "What is it?"), params(PATTERNS[0]))])
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0
+    assert answers(engine, mixed_requests(24)) == want
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 40
+    engine.check_nothing_is_left()

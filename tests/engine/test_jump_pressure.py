@@ -1,6 +1,5 @@
-"""Jumped requests hold blocks while they wait, and vLLM preempts only running requests: the engine
-must go on even if they fill the cache. A KV connector does not see them, and what it stores is
-right."""
+"""Jumps in a cache that is too small for them: requests are preempted between a jump and the pass
+that computes it. What a KV connector is told of them is consistent, and what it stores is right."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import pytest
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.core.sched.interface import PauseState
 
 from tests.effort import requests
 from tests.engine import host_tiers, memory_connector
@@ -177,40 +175,18 @@ def start_tiny(
     return engine
 
 
-def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(start, monkeypatch):
-    """Four prompts fill the cache, and all jump over the ends of their blocks in the same step."""
+def test_requests_that_jump_over_the_ends_of_their_blocks_at_once_preempt_each_other(start):
+    """Four prompts fill the cache."""
     pattern = "[a-z] is what we asked for, and [a-z] is what we got"
-    standstill = [
+    together = [
         Job(f"job {n}", [*range(100 * n + 10, 100 * n + 73)], pattern, 60, 0) for n in range(4)
     ]
-    shape = (32, 9, 4, False, "fcfs")
-    engine = start_tiny(start, *shape)
-    wanted = run(engine, standstill, 50, None).answers
+    engine = start_tiny(start, 32, 9, 4, False, "fcfs")
+    wanted = run(engine, together, 50, None).answers
     alone = {}
-    for job in standstill:
+    for job in together:
         alone.update(run(engine, [job], 50, None).answers)
     assert wanted == alone
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.released_when_stuck > 0
-    engine = start_tiny(start, *shape)
-    monkeypatch.setattr(engine.scheduler.parts.jump.jumped, "release_one_if_stuck", lambda _: None)
-    with pytest.raises(AssertionError, match="0 free blocks"):
-        run(engine, standstill, 50, None)
-
-
-def test_a_paused_engine_releases_nobody(start):
-    engine = start_tiny(start, *SHAPES[0])
-    llm, scheduler = engine.llm.llm_engine, engine.scheduler
-    grammar = StructuredOutputsParams(regex=PATTERNS[1])
-    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=grammar)
-    engine.begin("one", [70, 71], params)
-    while not scheduler.kv_holding_waiting:
-        llm.step()
-    scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    scheduler.schedule()
-    assert len(scheduler.kv_holding_waiting) == 1
-    scheduler.set_pause_state(PauseState.UNPAUSED)
-    engine.finish()
-    engine.check_nothing_is_left()
 
 
 # -- what a connector is told ---------------------------------------------------------------------

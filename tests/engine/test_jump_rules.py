@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.output import GrammarOutput
@@ -20,11 +19,9 @@ from vllm.v1.request import Request
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessor
 
 from sgl_vllm.jump import processors
-from sgl_vllm.jump.connectors import FIT, unfit
-from sgl_vllm.jump.part import SENT_PER_PASS, Limits, least_run, may_jump, may_open
+from sgl_vllm.jump.part import Limits, least_run, may_jump, may_open
 from sgl_vllm.jump.processors import leaves_argmax_alone, why_no_jumps
 from sgl_vllm.jump.short_runs import ShortRuns
-from sgl_vllm.part import connector_classes
 from tests.engine.engine import Ask, Engine, words
 from tests.engine.test_jump_forward import CARD
 from tests.platforms.platform import chosen
@@ -53,6 +50,10 @@ def feature(modality: str) -> list[MultiModalFeatureSpec]:
         # Where the frontend keeps what comes after a stop string.
         ({"stop": ["x"]}, {"drops_after_stop": False}, False, False),
         ({"logprobs": 1}, {"has_logprobs": False}, False, False),
+        ({"presence_penalty": 0.5}, {"draws_by_position": False}, True, True),
+        ({"seed": 3, "temperature": 0.0}, {"draws_by_position": False}, True, True),
+        ({"seed": 3, "temperature": 1.0}, {"draws_by_position": False}, False, False),
+        ({"seed": 3, "temperature": 1.0}, {}, True, True),
         ({"features": feature("image")}, {}, True, True),
         ({"features": feature("prompt_embeds")}, {}, False, False),
     ],
@@ -65,10 +66,8 @@ def test_what_a_request_asks_for_decides_whether_it_jumps(options, limits, jumps
 
 
 def test_a_run_must_be_longer_than_what_it_costs():
-    assert least_run(100, has_step_in_flight=False) == 1
-    assert least_run(100, has_step_in_flight=True) == 3
-    assert least_run(SENT_PER_PASS, has_step_in_flight=False) == 2
-    assert least_run(2 * SENT_PER_PASS, has_step_in_flight=True) == 5
+    assert least_run(has_step_in_flight=False) == 1
+    assert least_run(has_step_in_flight=True) == 3
 
 
 # -- runs too short for a jump beside a step in flight: decoded, in canonical tokens ---------------
@@ -93,29 +92,6 @@ def test_only_the_next_token_of_a_run_is_legal_if_it_was() -> None:
     runs.narrow(masks, {"one": one})
     assert legal(masks) == [[1, 3]]
     assert one not in runs
-
-
-# -- connectors ------------------------------------------------------------------------------------
-
-
-def of_kind(name: str, module: str, **attributes: object) -> object:
-    return type(name, (), {"__module__": module, **attributes})()
-
-
-def test_connectors_that_were_read_or_say_so_are_fit_and_others_are_named():
-    def why(connector: object) -> str | None:
-        return unfit(connector_classes(connector))
-
-    module = "vllm.distributed.kv_transfer.kv_connector.v1.some"
-    assert {why(of_kind(name, module)) for name in FIT} == {None}
-    assert why(of_kind("NixlConnector", "another")) == "NixlConnector"
-    assert why(of_kind("HiSparseConnector", module)) == "HiSparseConnector"
-    assert why(of_kind("Mine", "mine", supports_jump_forward=True)) is None
-    good, bad = of_kind("NixlConnector", module), of_kind("FlexKVConnectorV1", module)
-    assert why(of_kind("MultiConnector", module, _connectors=[good, good])) is None
-    assert why(of_kind("MultiConnector", module, _connectors=[good, bad])) == "FlexKVConnectorV1"
-    assert why(of_kind("MultiConnector", module)) == "MultiConnector"
-    assert set(FIT) <= set(KVConnectorFactory._registry)
 
 
 # -- logits processors -----------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def raise_in_a_step(patch):
 
 FAULTS = {
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
-    keep_a_stale_row: ("jump_forward", "request"),
+    keep_a_stale_row: ("jump_forward", "IndexError|request"),
     mask_the_wrong_row: ("fsm", "does not fit the format|request"),
     shift_scores_by_one: ("select", "token 0 has log-probability"),
     leak_a_block: ("radix", "blocks of the cache are not free|disagree|cannot be emptied"),

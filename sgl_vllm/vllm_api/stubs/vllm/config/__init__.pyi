@@ -46,7 +46,6 @@ class ModelConfig:
     logits_processors: list[str | type] | None  # [jump_forward]
     logprobs_mode: str  # [jump_forward, routes]
     max_model_len: int  # [radix, routes, self_check, approximate_reuse]
-    multimodal_config: MultiModalConfig | None  # [jump_forward]
 
     @property
     def is_encoder_decoder(self) -> bool: ...  # [self_check, jump_forward]
@@ -61,11 +60,6 @@ class ModelConfig:
     @property
     def is_moe(self) -> bool: ...  # [preview]
     def get_vocab_size(self) -> int: ...  # [fsm, jump_forward, self_check]
-
-class MultiModalConfig:
-    mm_processor_cache_type: str  # [jump_forward]
-
-    def is_multimodal_pruning_enabled(self) -> bool: ...  # [jump_forward]
 
 class ParallelConfig:
     tensor_parallel_size: int  # [self_check]
@@ -99,6 +93,7 @@ class SpeculativeConfig:
 
     def use_eagle(self) -> bool: ...  # [preview]
     def uses_draft_model(self) -> bool: ...  # [preview]
+    def use_ngram_gpu(self) -> bool: ...  # [jump_forward]
 
 class KVTransferConfig:  # [preview]
     kv_connector_extra_config: dict[str, Any]  # a connector's own

@@ -13,7 +13,7 @@ class SchedulerOutput:
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
-    preempted_req_ids: set[str] | None  # [jump_forward]
+    has_structured_output_requests: bool  # [jump_forward]
     kv_cache_block_copies: list[KVCacheBlockCopy] | None  # [radix]
 
     @classmethod
@@ -34,11 +34,8 @@ class NewRequestData:
 @dataclass
 class CachedRequestData:
     req_ids: list[str]
-    all_token_ids: dict[str, list[int]]  # [jump_forward]
-    num_output_tokens: list[int]  # [jump_forward]
-    resumed_req_ids: set[str]  # [radix, jump_forward]
-    new_block_ids: list[tuple[list[int], ...] | None]  # [radix, jump_forward]
-    num_computed_tokens: list[int]  # [radix, jump_forward]
+    resumed_req_ids: set[str]  # [jump_forward]
+    num_computed_tokens: list[int]  # [approximate_reuse]
 
 class GrammarOutput:
     structured_output_request_ids: list[str]

@@ -4,7 +4,6 @@ from vllm.config import CacheConfig, VllmConfig
 from vllm.distributed.kv_events import EventPublisher
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.engine import EngineCoreOutputs
@@ -28,13 +27,12 @@ class Scheduler:
     use_v2_model_runner: bool
     requests: dict[str, Request]
     running: list[Request]
-    max_num_running_reqs: int  # [jump_forward, approximate_reuse]
+    max_num_running_reqs: int  # [approximate_reuse]
     waiting: RequestQueue
     max_num_active_reqs: int  # [schedule, approximate_reuse]
     kv_holding_waiting: RequestQueue  # [jump_forward, approximate_reuse, self_check]
     deferred_waiting: set[Request]  # [jump_forward, self_check]
-    prev_step_scheduled_req_ids: set[str]  # [jump_forward, self_check]
-    reset_preempted_req_ids: set[str]  # [jump_forward]
+    prev_step_scheduled_req_ids: set[str]  # [self_check]
     return_sampling_mask: bool  # [jump_forward]
     max_num_scheduled_tokens: int  # [approximate_reuse, self_check]
     finished_req_ids: set[str]  # [approximate_reuse, self_check]
@@ -62,8 +60,6 @@ class Scheduler:
     def reset_prefix_cache(
         self, reset_running_requests: bool = ..., reset_connector: bool = ...
     ) -> bool: ...
-    @property
-    def pause_state(self) -> PauseState: ...  # [jump_forward]
     def _handle_blocked_waiting_request(self, request: Request) -> bool: ...  # [jump_forward]
     def _mamba_block_aligned_split(  # [radix]
         self,
@@ -83,6 +79,4 @@ class Scheduler:
     def has_requests(self) -> bool: ...  # [self_check]
     def make_stats(self) -> object: ...  # [self_check]
     def _drain_deferred_frees(self) -> None: ...  # [self_check]
-    def _enqueue_waiting_request(self, request: Request) -> None: ...  # [jump_forward]
     def _free_request(self, request: Request) -> object: ...  # [jump_forward, self_check]
-    def _free_request_blocks(self, request: Request) -> None: ...  # [jump_forward]

@@ -1,5 +1,0 @@
-# [jump_forward]
-import enum
-
-class PauseState(enum.IntEnum):
-    PAUSED_ALL = ...
