@@ -14,6 +14,7 @@ from vllm.config import (
     ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
+    StructuredOutputsConfig,
     VllmConfig,
 )
 from vllm.config.kv_events import KVEventsConfig
@@ -55,18 +56,26 @@ def make_scheduler(
     settings: EngineSettings,
     *,
     with_tokenizer: bool = False,
+    tokenizer: Path = _MODEL,
+    vocab_size: int | None = None,
+    structured_outputs_config: StructuredOutputsConfig | None = None,
     kv_transfer_config: KVTransferConfig | None = None,
     **scheduler_args: Any,
 ) -> Scheduler:
     """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it;
     `scheduler_args` are further ones of vLLM's `SchedulerConfig`. Structured output needs a
-    tokenizer. With `kv_transfer_config`, it has the scheduler's side of that KV connector."""
+    tokenizer: the shipped model's, or one in another folder with the `vocab_size` of its model.
+    With `kv_transfer_config`, it has the scheduler's side of that KV connector."""
     length = settings.max_model_len
     model_config = ModelConfig(
         model=str(_MODEL),  # its weights play no part
+        tokenizer=str(tokenizer),
         skip_tokenizer_init=not with_tokenizer,
         max_model_len=length,
-        hf_overrides={"max_position_embeddings": length},
+        hf_overrides={
+            "max_position_embeddings": length,
+            **({} if vocab_size is None else {"vocab_size": vocab_size}),
+        },
         enforce_eager=True,
     )
     scheduler_config = SchedulerConfig(
@@ -87,6 +96,7 @@ def make_scheduler(
             mamba_cache_mode="align" if settings.num_recurrent_groups else "none",
         ),
         speculative_config=_speculation(settings, model_config),
+        structured_outputs_config=structured_outputs_config or StructuredOutputsConfig(),
         kv_transfer_config=kv_transfer_config,
         kv_events_config=KVEventsConfig(
             enable_kv_cache_events=settings.kv_events, publisher="null"

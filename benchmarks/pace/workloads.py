@@ -1,0 +1,171 @@
+"""The programs that schedulers are measured with: their prompts, and the text that is written.
+
+Both arms write the same text of a program, held by the same grammar, so that they differ in their
+steps alone. With `noise` each token is any legal one, as a model of random weights writes: longer,
+and without a common tokenization.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any  # Any: JSON
+
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from benchmarks.ab.workloads.json_regex import CHARACTER
+from benchmarks.ab.workloads.json_schema import MAX_SCHEMA_CHARACTERS
+from benchmarks.ab.workloads.tool_calls import NUM_TOOLS, TOOLS
+from benchmarks.pace.vocabulary import Vocabulary
+from benchmarks.schemas import is_plain, schemas
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request. Its prompt is all of the program so far, and `tokens`."""
+
+    tokens: list[int]
+    params: SamplingParams
+    text: str | None = None
+
+
+Program = list[Turn]
+Maker = Callable[[random.Random, Vocabulary], Program]
+
+
+def _tokens(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(10, 2000) for _ in range(number)]
+
+
+def _free(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+def _held(max_tokens: int = 256, **constraint: Any) -> SamplingParams:
+    outputs = StructuredOutputsParams(**constraint)
+    return SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=outputs)
+
+
+def _decoding(num_output: int, rng: random.Random, vocabulary: Vocabulary) -> Program:
+    return [Turn(_tokens(rng, 256), _free(num_output))]
+
+
+def _chats(rng: random.Random, vocabulary: Vocabulary) -> Program:
+    """Long inputs, short replies."""
+    return [Turn(_tokens(rng, num_new), _free(6)) for num_new in (700, 90, 90, 90)]
+
+
+def _json_regex(rng: random.Random, vocabulary: Vocabulary) -> Program:
+    """A character of a book, as `benchmarks.ab json_regex` asks for it."""
+
+    def word(least: int, most: int) -> str:
+        return "".join(rng.choices(_LETTERS, k=rng.randint(least, most)))
+
+    fields = {
+        "name": word(3, 8).capitalize(),
+        "house": rng.choice(("Gryffindor", "Hufflepuff", "Ravenclaw", "Slytherin")),
+        "blood status": rng.choice(("Half-blood", "Muggle-born", "Pure-blood")),
+        "occupation": rng.choice(
+            ("baker", "doctor", "farmer", "nurse", "pilot", "teacher", "writer")
+        ),
+        "wand": {
+            "wood": rng.choice(("elm", "holly", "oak", "pine", "willow")),
+            "core": rng.choice(("dragon heartstring", "phoenix feather", "unicorn hair")),
+            "length": rng.randrange(1001, 1400) / 100,
+        },
+        "alive": rng.random() < 0.5,
+        "patronus": rng.choice(("fox", "horse", "otter", "stag", "swan")),
+        "age": rng.randrange(10, 100),
+        "pet": word(3, 8),
+    }
+    text = json.dumps(fields)
+    assert re.fullmatch(CHARACTER, text), text
+    return [Turn(_tokens(rng, rng.randrange(20, 40)), _held(regex=CHARACTER), text)]
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@cache
+def _schemas_with_instance() -> list[tuple[str, str]]:
+    """Schemas as `benchmarks.ab json_schema` takes them, each with an instance, without white
+    space, as vLLM holds it to."""
+    return [
+        (one.text, _compact(json.loads(instance.text)))
+        for one in schemas(None)
+        if len(one.text) <= MAX_SCHEMA_CHARACTERS and is_plain(json.loads(one.text))
+        for instance in [next((i for i in one.instances if i.valid), None)]
+        if instance is not None
+    ]
+
+
+def _json_schema(rng: random.Random, vocabulary: Vocabulary) -> Program:
+    schema, text = rng.choice(_schemas_with_instance())
+    return [Turn(_tokens(rng, 230), _held(json=schema), text)]
+
+
+def _tool_calls(rng: random.Random, vocabulary: Vocabulary) -> Program:
+    """Two calls of one of three functions, in the form of Hermes, which vLLM holds them to."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+    from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
+
+    functions = rng.sample(TOOLS, NUM_TOOLS)
+    tag = get_model_structural_tag(
+        model="hermes",
+        tools=[ChatCompletionToolsParam.model_validate(one) for one in functions],
+        tool_choice="required",
+        reasoning=False,
+    )
+    assert tag is not None
+    turns = []
+    for num_new in (12, 30):
+        function = rng.choice(functions)["function"]
+        call = {"name": function["name"], "arguments": _instance(function["parameters"], rng)}
+        text = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        prompt = vocabulary.tokens(json.dumps(functions)) if not turns else []
+        params = _held(192, structural_tag=tag.model_dump_json())
+        turns.append(Turn(prompt + _tokens(rng, num_new), params, text))
+    return turns
+
+
+def _instance(schema: dict[str, Any], rng: random.Random) -> Any:
+    """A value that fits a schema of `TOOLS`."""
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    if schema["type"] == "object":
+        return {name: _instance(one, rng) for name, one in schema["properties"].items()}
+    if schema["type"] == "array":
+        return [_instance(schema["items"], rng) for _ in range(schema.get("minItems", 1))]
+    if schema["type"] == "string":
+        least, most = schema.get("minLength", 4), min(schema.get("maxLength", 12), 12)
+        return "".join(rng.choices(_LETTERS, k=rng.randint(min(least, most), most)))
+    if schema["type"] == "boolean":
+        return rng.random() < 0.5
+    return rng.randint(schema.get("minimum", 1), schema.get("maximum", 9))
+
+
+MAKERS: dict[str, Maker] = {
+    "decoding": partial(_decoding, 128),
+    "chats": _chats,
+    "json_schema": _json_schema,
+    "json_regex": _json_regex,
+    "tool_calls": _tool_calls,
+}
+STEADY = "decoding"
+"""The workload whose steps are measured while requests neither come nor end."""
+
+STEADY_TOKENS = 3000
+
+
+def program(workload: str, number: int, vocabulary: Vocabulary, *, steady: bool = False) -> Program:
+    """The same for the same number, always. With `steady`, `decoding` goes on and on."""
+    make = partial(_decoding, STEADY_TOKENS) if steady else MAKERS[workload]
+    return make(random.Random(f"{workload} {number}"), vocabulary)
