@@ -176,9 +176,9 @@ def _pair(stock: float, sgl: float) -> str:
 def _pace_lines(paces: Sequence[PaceOn]) -> Iterator[str]:
     yield "MODELLED: programs per second"
     yield (
-        f"{'workload':12}{'at':>4} {'device':8}{'':6}{'programs/s':>11}{'ratio':>7}{'ms a pass':>10}"
-        f"{'waits':>7}{'passes':>8}{'full':>7}{'piecewise':>10}{'none':>6}{'added':>7}{'tokens':>9}"
-        f"{'stale':>7}{'held':>6}"
+        f"{'workload':12}{'at':>4} {'device':8}{'':6}{'programs/s':>11}{'ratio':>7}"
+        f"{'ms a pass':>10}{'waits':>7}{'passes':>8}{'full':>7}{'piecewise':>10}{'none':>6}"
+        f"{'added':>7}{'tokens':>9}{'stale':>7}{'held':>6}"
     )
     for pace in paces:
         for arm, run in pace.arms.items():
