@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar  # Any: JSON
 
@@ -43,6 +45,17 @@ if TYPE_CHECKING:
 WORKLOADS = ("decoding", "chats", "json_schema", "json_regex", "tool_calls")
 DEVICES = ("H100", "H200", "A10G", "T4", "spike")
 PARTS = ("schedule", "bitmask", "update", "jump")
+COST_HEADING = (
+    "processor time, us: stock / plugin\n"
+    f"{'workload':12}{'at':>4}{'a step':>15}{'ratio':>7}{'middle half':>13}{'a program':>18}"
+    f"{'ratio':>7}" + "".join(f"{part:>15}" for part in PARTS)
+)
+PACE_HEADING = (
+    "MODELLED: programs per second\n"
+    f"{'workload':12}{'at':>4} {'device':8}{'':6}{'programs/s':>11}{'ratio':>7}{'ms a pass':>10}"
+    f"{'waits':>7}{'passes':>8}{'full':>7}{'piecewise':>10}{'none':>6}{'added':>7}{'tokens':>9}"
+    f"{'stale':>7}{'held':>6}"
+)
 _T = TypeVar("_T")
 
 
@@ -111,11 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         arguments.vocabulary, arguments.batches = DEMO, [4]
         arguments.rounds, arguments.programs = 2, 4
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     silence_vllm()
     with progress_bars(Console(stderr=True, highlight=False)) as progress:
         costs, paces = _measure(arguments, progress)
-    for line in (*(_cost_lines(costs) if costs else ()), *(_pace_lines(paces) if paces else ())):
-        print(line)
     if arguments.json:
         arguments.json.write_text(json.dumps(_document(arguments, costs, paces), indent=2) + "\n")
     return 0
@@ -133,62 +145,52 @@ def _measure(
         longest_query=arguments.longest_query,
     )
     devices = arguments.device or ["spike"]
-    costs, paces = [], []
+    costs: list[StepCost] = []
+    paces: list[PaceOn] = []
     cases = [(name, batch) for name in arguments.workloads for batch in arguments.batches]
-    for name, batch in cases if arguments.rounds > 0 else ():
-        task = progress.add_task(f"{name} at {batch}", total=arguments.rounds)
-        advance = _advancing(progress, task)
-        costs.append(step_cost(setup, name, batch, arguments.rounds, advance))
-    for name, batch in cases if arguments.programs > 0 else ():
-        task = progress.add_task(f"{name} at {batch}, modelled", total=2 * len(devices))
-        advance = _advancing(progress, task)
-        paces += pace_on(setup, name, batch, devices, arguments.programs, advance)
+    if arguments.rounds > 0:
+        print(COST_HEADING, flush=True)
+        for name, batch in cases:
+            task = progress.add_task(f"{name} at {batch}", total=arguments.rounds)
+            advance = partial(progress.advance, task)
+            costs.append(step_cost(setup, name, batch, arguments.rounds, advance))
+            print(_cost_line(costs[-1]), flush=True)
+    if arguments.programs > 0:
+        print(PACE_HEADING, flush=True)
+        for name, batch in cases:
+            task = progress.add_task(f"{name} at {batch}, modelled", total=2 * len(devices))
+            advance = partial(progress.advance, task)
+            for pace in pace_on(setup, name, batch, devices, arguments.programs, advance):
+                paces.append(pace)
+                print(_pace_lines(pace), flush=True)
     return costs, paces
 
 
-def _advancing(progress: Progress, task: Any) -> Callable[[], None]:
-    return lambda: progress.advance(task)
-
-
-def _cost_lines(costs: Sequence[StepCost]) -> Iterator[str]:
-    yield "processor time, us: stock / plugin"
-    yield (
-        f"{'workload':12}{'at':>4}{'a step':>15}{'ratio':>7}{'middle half':>13}{'a program':>18}"
-        f"{'ratio':>7}" + "".join(f"{part:>15}" for part in PARTS)
-    )
-    for cost in costs:
-        stock, sgl = cost.arms["stock"], cost.arms["sgl"]
-        low, high = cost.step.middle_half
-        line = f"{cost.workload:12}{cost.batch:4}{_pair(stock.step_us, sgl.step_us):>15}"
-        line += f"{cost.step.median:7.2f}{f'{low:.2f}-{high:.2f}':>13}"
-        if stock.program_us and sgl.program_us and cost.program is not None:
-            line += f"{_pair(stock.program_us, sgl.program_us):>18}{cost.program.median:7.2f}"
-        else:
-            line += " " * 25
-        parts = (_pair(*(one.parts_us.get(part, 0.0) for one in (stock, sgl))) for part in PARTS)
-        yield line + "".join(f"{part:>15}" for part in parts)
+def _cost_line(cost: StepCost) -> str:
+    stock, sgl = cost.arms["stock"], cost.arms["sgl"]
+    low, high = cost.step.middle_half
+    line = f"{cost.workload:12}{cost.batch:4}{_pair(stock.step_us, sgl.step_us):>15}"
+    line += f"{cost.step.median:7.2f}{f'{low:.2f}-{high:.2f}':>13}"
+    if stock.program_us and sgl.program_us and cost.program is not None:
+        line += f"{_pair(stock.program_us, sgl.program_us):>18}{cost.program.median:7.2f}"
+    else:
+        line += " " * 25
+    parts = (_pair(*(one.parts_us.get(part, 0.0) for one in (stock, sgl))) for part in PARTS)
+    return line + "".join(f"{part:>15}" for part in parts)
 
 
 def _pair(stock: float, sgl: float) -> str:
     return f"{stock:.0f} / {sgl:.0f}"
 
 
-def _pace_lines(paces: Sequence[PaceOn]) -> Iterator[str]:
-    yield "MODELLED: programs per second"
-    yield (
-        f"{'workload':12}{'at':>4} {'device':8}{'':6}{'programs/s':>11}{'ratio':>7}"
-        f"{'ms a pass':>10}{'waits':>7}{'passes':>8}{'full':>7}{'piecewise':>10}{'none':>6}"
-        f"{'added':>7}{'tokens':>9}{'stale':>7}{'held':>6}"
+def _pace_lines(pace: PaceOn) -> str:
+    return "\n".join(
+        f"{pace.workload:12}{pace.batch:4} {pace.device:8}{arm:6}{run.programs_s:11.1f}"
+        f"{'' if arm == 'stock' else f'{pace.ratio:.2f}':>7}{run.pass_ms:10.2f}{run.waited_ms:7.2f}"
+        f"{run.passes:8}{run.full:7}{run.piecewise:10}{run.no_graph:6}{run.added:7}"
+        f"{run.computed_tokens:9}{run.stale_tokens:7}{run.held_passes:6}"
+        for arm, run in pace.arms.items()
     )
-    for pace in paces:
-        for arm, run in pace.arms.items():
-            ratio = "" if arm == "stock" else f"{pace.ratio:.2f}"
-            yield (
-                f"{pace.workload:12}{pace.batch:4} {pace.device:8}{arm:6}{run.programs_s:11.1f}"
-                f"{ratio:>7}{run.pass_ms:10.2f}{run.waited_ms:7.2f}{run.passes:8}{run.full:7}"
-                f"{run.piecewise:10}{run.no_graph:6}{run.added:7}{run.computed_tokens:9}"
-                f"{run.stale_tokens:7}{run.held_passes:6}"
-            )
 
 
 def _document(

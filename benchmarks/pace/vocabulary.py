@@ -72,6 +72,7 @@ def vocabulary(name: str) -> Vocabulary:
         unfinished = Path(tempfile.mkdtemp(prefix=f".{TEKKEN}-", dir=folder.parent))
         try:
             tokenizer_of(None).save_pretrained(unfinished)
+            shutil.copy(DEMO_MODEL / "config.json", unfinished)  # vLLM looks for one
             unfinished.rename(folder)
         except OSError:  # another process was faster
             if not folder.is_dir():
