@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.command import check_folders, positive, progress_bars, versions
-from benchmarks.pace.vocabulary import DEMO, TEKKEN, VOCABULARIES, vocabulary
+from benchmarks.pace.vocabulary import DEMO, SIZES, TEKKEN, vocabulary
 from benchmarks.simulate import silence_vllm
 
 if TYPE_CHECKING:
@@ -100,9 +100,10 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--vocabulary",
-        choices=VOCABULARIES,
+        choices=SIZES,
         default=TEKKEN,
-        help="Mistral's tekken, 131,072 tokens; or demo: the shipped model's 4,096, padded",
+        help="Mistral's tekken of 131,072 tokens, or the shipped model's: demo, of 4,096, or "
+        "padded to 152,064",
     )
     found.add_argument(
         "--plugin-config", type=json.loads, default={}, metavar="JSON", help="options of the plugin"

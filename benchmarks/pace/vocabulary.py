@@ -1,8 +1,8 @@
 """The vocabulary that schedulers are measured with: a real one of 131,072 tokens, or a padded one.
 
 The cost of a bitmask grows with the vocabulary, and so does a grammar's. `TEKKEN` is Mistral's,
-which comes with vLLM. `DEMO` is that of the shipped model, 4,096 tokens and then ids without text
-up to the size of Qwen 2.5's: it is made at once, which suits tests.
+which comes with vLLM. `DEMO` is that of the shipped model, of 4,096 tokens; `PADDED` has more ids,
+without text, up to the size of Qwen 2.5's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 
 from benchmarks.models import DEMO_MODEL, default_cache_dir
 
-TEKKEN, DEMO = "tekken", "demo"
-VOCABULARIES = (TEKKEN, DEMO)
-PADDED_SIZE = 152_064
+TEKKEN, PADDED, DEMO = "tekken", "padded", "demo"
+SIZES = {TEKKEN: 131_072, PADDED: 152_064, DEMO: 4096}
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ def vocabulary(name: str) -> Vocabulary:
 
     Raises ValueError if it cannot be had.
     """
-    if name == DEMO:
-        return Vocabulary(DEMO_MODEL, PADDED_SIZE)
+    if name != TEKKEN:
+        return Vocabulary(DEMO_MODEL, SIZES[name])
     folder = default_cache_dir() / TEKKEN
     if not folder.is_dir():
         from benchmarks.masks import tokenizer_of
@@ -79,4 +78,4 @@ def vocabulary(name: str) -> Vocabulary:
                 raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    return Vocabulary(folder, 131_072)
+    return Vocabulary(folder, SIZES[TEKKEN])
