@@ -1,17 +1,16 @@
 """vLLM's KV-cache manager, with the radix tree as its prefix cache.
 
 Owns vLLM's interface to it. Does not own what a lookup finds (`lookup.py`), which tokens other
-requests may share (`retention.py`), the tree's agreement with the blocks (`pool.py`), nor
-allocating, copying and events, which stay vLLM's. `RadixKVCacheManager.adopt` changes live vLLM
-objects in place, so every reference to them stays valid.
+requests may share (`retention.py`), the tree's agreement with the blocks (`pool.py`), how a request
+gets blocks and gives them back (`allocation.py`), nor copying and events, which stay vLLM's.
+`RadixKVCacheManager.adopt` changes live vLLM objects in place, so every reference to them stays
+valid.
 
 A hit may end inside a block. vLLM then allocates one more block and copies the partial one into it
-before the forward pass. Whole blocks that a step is to compute enter the tree at the next lookup,
-or when the next step starts; the rest when it is computed. With speculative decoding, the tree has
-accepted tokens only.
-
-In `allocate_slots`, vLLM frees superseded states and blocks that have left a window, and may reuse
-them in the same call. So computed tokens enter the tree before that call.
+before the forward pass. Whole blocks of a prompt that a step is to compute enter the tree at the
+next lookup, or when the next step starts; the rest of it when it is computed, and the output when
+the request ends (`RadixBlockPool.indexes_output`). With speculative decoding, the tree has accepted
+tokens only.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from sgl_vllm.degrade import Guard
+from sgl_vllm.radix.allocation import AllocatingManager
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.windows import HOLE
@@ -51,26 +51,17 @@ from sgl_vllm.vllm_api.patching import adopt
 logger = init_logger("vllm.sgl_vllm.radix")
 
 
-class RadixKVCacheManager(KVCacheManager, StepHooks):
+class RadixKVCacheManager(AllocatingManager, StepHooks):
     """Added to a live manager by `adopt`."""
 
-    pool: RadixBlockPool
-    """The same object as `block_pool`."""
-    counters: RadixCounters
     policy: str
-    groups: Groups
-    block_size: int
-    checkpoints: Checkpoints
     misses: Misses
-    lookup: Lookup
-    retention: Retention
     first_scored: MutableMapping[Request, int]
     """The first prompt token whose score a request asks for. A hit ends before the token that
     precedes it, whose forward pass gives the score."""
     _explaining: Guard
     """Errors in `misses`."""
     _ttl_s: float
-    _num_external: int  # tokens that a connector loads for the request that was allocated last
 
     @classmethod
     def adopt(
@@ -130,7 +121,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
         manager.first_scored = WeakKeyDictionary()
         manager.retention = Retention(manager.pool, manager.counters)
         manager._ttl_s = ttl_s
-        manager._num_external = 0
+        manager.num_external = 0
         manager.lookup = Lookup(
             manager.pool,
             manager.misses,
@@ -232,73 +223,6 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
             self.pool.announce_hit(request, blocks, plan.num_tokens)
         return KVCacheBlocks(blocks)
 
-    def allocate_slots(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        num_new_computed_tokens: int = 0,
-        *args: Any,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
-        has_scheduled_reqs: bool = True,
-        **kwargs: Any,
-    ) -> KVCacheBlocks | None:
-        """Allocate as vLLM does, with this around it.
-
-        A request that waits for room (`lookup.py`) gets none. Before: put computed blocks into
-        the tree, because vLLM may free them in this call, and ask for a checkpoint if one is due.
-        If there is no room with the checkpoint, allocate without it. After: count the copies of
-        blocks, and note what a KV connector will load.
-        """
-        if self.lookup.is_waiting(request) and has_scheduled_reqs:
-            return None
-        leaves_checkpoint = False
-        if self.groups.num_groups > 1:
-            self.pool.guarded(self.retention.index_before_blocks_go, request)
-            leaves_checkpoint = bool(
-                self.pool.guarded(self.checkpoints.begin, request, num_new_tokens)
-            )
-        self.pool.first_computed = request.num_computed_tokens + num_new_computed_tokens
-        while True:
-            blocks = super().allocate_slots(
-                request,
-                num_new_tokens,
-                num_new_computed_tokens,
-                *args,
-                num_external_computed_tokens=num_external_computed_tokens,
-                delay_cache_blocks=delay_cache_blocks,
-                has_scheduled_reqs=has_scheduled_reqs,
-                **kwargs,
-            )
-            if blocks is not None or not leaves_checkpoint:
-                break
-            self.checkpoints.withdraw(request)
-            leaves_checkpoint = False
-        if leaves_checkpoint:
-            self.pool.guarded(self.checkpoints.finish, request)
-            self.counters.checkpoints += 1
-        self.pool.first_computed = None
-        self._num_external = num_external_computed_tokens
-        if blocks is None:
-            return None
-        if num_new_computed_tokens % self.block_size:
-            self.lookup.note_copied()
-        if num_external_computed_tokens:
-            record = self.pool.records.of(request)
-            if record is not None:
-                record.num_loaded = num_new_computed_tokens + num_external_computed_tokens
-        # vLLM caches only what has been loaded of a load over several passes, by a later call.
-        if not delay_cache_blocks and (num_external_computed_tokens or self.pool.loads):
-            num_adopted = num_new_computed_tokens + num_external_computed_tokens
-            self.pool.guarded(
-                self.pool.loads.scheduled,
-                request,
-                num_new_computed_tokens,
-                num_external_computed_tokens,
-                request.num_computed_tokens + num_adopted + num_new_tokens,
-            )
-        return blocks
-
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         """Called once for every request that is admitted. Here the tree is told of its hit, too."""
         super().record_prefix_cache_stats(request, num_hits)
@@ -309,7 +233,7 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
                 request.cache_salt or None,
                 request.num_prompt_tokens,
                 num_hits,
-                self._num_external,
+                self.num_external,
             )
         if not self.prefix_cache_lookup_enabled(request):
             return
@@ -323,18 +247,6 @@ class RadixKVCacheManager(KVCacheManager, StepHooks):
             self.counters.whole_block_hit_tokens += num_hits - num_inside
         if num_hits:
             self.pool.guarded(self.lookup.record_hit, request)
-
-    def free(self, request: Request) -> None:
-        self._leave(request)
-        super().free(request)
-
-    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        self._leave(request)
-        return super().pop_blocks_for_free(request)
-
-    def _leave(self, request: Request) -> None:
-        self.pool.guarded(self.retention.retain, request)
-        self.pool.discard_request(request)
 
     def estimate_cached_tokens(self, request: Request) -> int:
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""

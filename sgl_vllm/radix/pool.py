@@ -64,6 +64,9 @@ class RadixBlockPool(MarkedBlockPool):
     block_size: int
     wanted: Collection[Node]
     """The nodes to evict last: those that waiting requests match."""
+    indexes_output: bool
+    """Whether a request's output enters the tree as its blocks fill, not only when the request
+    releases them: it does for vLLM's hashes, and where windows and states are released earlier."""
     _breaker: CircuitBreaker
     loads: Loads
     first_computed: int | None
@@ -110,6 +113,7 @@ class RadixBlockPool(MarkedBlockPool):
         pool.block_size = groups.block_size
         pool.groups = groups
         pool.hash_blocks = hash_blocks
+        pool.indexes_output = hash_blocks or groups.num_groups > 1
         pool.wanted = ()
         pool._breaker = CircuitBreaker(
             "the radix tree",
@@ -282,8 +286,9 @@ class RadixBlockPool(MarkedBlockPool):
             begin = self.first_computed
             if begin is None:
                 begin = request.num_computed_tokens
-            end = num_full_blocks * block_size
-            self._scheduled[request.request_id] = request, blocks, begin, end
+            if begin < request.num_prompt_tokens or self.indexes_output:
+                end = num_full_blocks * block_size
+                self._scheduled[request.request_id] = request, blocks, begin, end
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if not self.is_off:
@@ -416,6 +421,7 @@ class RadixBlockPool(MarkedBlockPool):
         """
         self.tree, self.wanted = RadixTree(self.block_size), ()
         self.is_off, self.off_reason = True, reason
+        self.indexes_output = True
         self.pins.unpin_all()
         self.records.clear()
         self.loads.clear()

@@ -37,10 +37,12 @@ class KVCacheManager:
         num_new_tokens: int,
         num_new_computed_tokens: int = ...,
         *args: Any,
+        num_lookahead_tokens: int = ...,
         num_external_computed_tokens: int = ...,
         delay_cache_blocks: bool = ...,
         **kwargs: Any,
     ) -> KVCacheBlocks | None: ...
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None: ...  # [radix]
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None: ...  # [radix]
     def estimate_cached_tokens(self, request: Request) -> int: ...  # [radix]
     def free(self, request: Request) -> None: ...  # [radix]
