@@ -48,10 +48,14 @@ class StepHooks:
     def charge(self, computed: Iterable[tuple[Request, int]]) -> None:
         """The step computes so many tokens of requests beside those in its output."""
 
+    def follows_outputs(self) -> bool:
+        """Whether `after_update` has anything to do, after this step."""
+        return True
+
     def after_update(
         self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """A step has these outputs."""
+        """A step has these outputs. Called only if `follows_outputs`."""
 
     # -- inside vLLM's step -------------------------------------------------------------------
 

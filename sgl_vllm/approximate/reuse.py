@@ -357,6 +357,9 @@ class ApproximateReuse(StepHooks):
             reuse.shift,
         )
 
+    def follows_outputs(self) -> bool:
+        return bool(self._reports)
+
     def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:

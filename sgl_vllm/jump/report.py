@@ -103,6 +103,9 @@ class ForcedReports(StepHooks):
         if record is not None and start < end:
             record.runs.append((start, end))
 
+    def follows_outputs(self) -> bool:
+        return bool(self._records)
+
     def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:

@@ -28,6 +28,9 @@ class Refusals(StepHooks):
         if request.structured_output_request is not None:
             self._requests[request.request_id] = request
 
+    def follows_outputs(self) -> bool:
+        return bool(self._requests)
+
     def after_update(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:

@@ -67,9 +67,13 @@ class SglSchedulerMixin(Scheduler):
         self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        if vllm_config.speculative_config is None:  # then no pass accepts drafts
+            vars(self)["_update_request_with_output"] = super()._update_request_with_output
         options = Options.from_mapping((vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
         self.parts = build_parts(self, kv_cache_config, options)
         self._prompts_done: list[Request] = []
+        self._prefilling: list[Request] = []
+        """Running requests whose prompt is not computed."""
         self._steps = StepCounters()
         self._bitmasks = BitmaskCounters()
         self.sgl_vllm = EngineControl(self.parts, options, vllm_config, self._steps, self._bitmasks)
@@ -106,14 +110,19 @@ class SglSchedulerMixin(Scheduler):
         The next step may share these prompts, even while this step is in flight, because blocks are
         copied after this step's forward pass.
         """
-        return [
-            request
-            for request_id, num_tokens in output.num_scheduled_tokens.items()
-            if (request := self.requests.get(request_id)) is not None
-            and request.num_computed_tokens - num_tokens
-            < request.num_prompt_tokens
-            <= request.num_computed_tokens
-        ]
+        admitted = [data.req_id for data in output.scheduled_new_reqs]
+        admitted += output.scheduled_cached_reqs.resumed_req_ids
+        for name in admitted:
+            request, num_tokens = self.requests[name], output.num_scheduled_tokens[name]
+            if request.num_computed_tokens - num_tokens < request.num_prompt_tokens:
+                self._prefilling.append(request)
+        done, left = [], []
+        for request in self._prefilling:
+            if request.status == RequestStatus.RUNNING:
+                is_done = request.num_computed_tokens >= request.num_prompt_tokens
+                (done if is_done else left).append(request)
+        self._prefilling = left
+        return done
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         started = time.monotonic()
@@ -131,9 +140,18 @@ class SglSchedulerMixin(Scheduler):
         for part in self.parts.that_have(StepHooks.before_update):
             part.before_update(scheduler_output, model_runner_output, self.requests)
         results = super().update_from_output(scheduler_output, model_runner_output)
-        outputs = [output for result in results.values() for output in result.outputs]
-        for part in reversed(self.parts.that_have(StepHooks.after_update)):
-            part.after_update(outputs, self.requests)
+        loaded = model_runner_output.kv_connector_output
+        if loaded is not None and loaded.invalid_block_ids:  # prompts are computed again
+            self._prefilling = [
+                one for one in self.running if one.num_computed_tokens < one.num_prompt_tokens
+            ]
+        following = [
+            part for part in self.parts.that_have(StepHooks.after_update) if part.follows_outputs()
+        ]
+        if following:
+            outputs = [output for result in results.values() for output in result.outputs]
+            for part in reversed(following):
+                part.after_update(outputs, self.requests)
         return results
 
     def _update_request_with_output(

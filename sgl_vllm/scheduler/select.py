@@ -100,12 +100,15 @@ class ScoredRequests(StepHooks):
             and (first_token := self._first_token.get(request)) is not None
         }
 
+    def follows_outputs(self) -> bool:
+        return bool(self._num_rows)
+
     def after_update(
         self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
         """Leave only the rows that were asked for. If some of these were not computed, leave none:
         the client finds no scores instead of wrong ones."""
-        for output in outputs if self._num_rows else ():
+        for output in outputs:
             tensors = output.new_prompt_logprobs_tensors
             count = self._num_rows.get(output.request_id)
             if tensors is None or count is None:

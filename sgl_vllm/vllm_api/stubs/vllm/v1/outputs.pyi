@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 class ModelRunnerOutput:
     req_id_to_index: dict[str, int]  # [jump_forward]
     sampled_token_ids: list[list[int]]  # [jump_forward]
+    kv_connector_output: KVConnectorOutput | None
 
 class DraftTokenIds: ...  # [jump_forward]
 
