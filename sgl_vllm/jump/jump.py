@@ -257,6 +257,9 @@ class JumpForward(StepHooks):
 
     # -- after every forward pass -----------------------------------------------------------------
 
+    def follows_outputs(self) -> bool:
+        return self._has_sampled or len(self.unsent) > 0
+
     def after_update(
         self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
