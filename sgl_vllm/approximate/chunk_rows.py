@@ -76,9 +76,8 @@ def add_rows(
 class Room:
     """How many chunk rows the next pass has room for.
 
-    They get rows that no request has: neither those that run, nor those that wait with their
-    blocks, whose rows the V2 runner keeps. They get at most half of a pass's tokens, and leave one
-    for each running request.
+    They get rows that no running request has. They get at most half of a pass's tokens, and leave
+    one for each running request.
 
     Args:
         chunks: those that already have room in it.
@@ -86,7 +85,7 @@ class Room:
 
     def __init__(self, scheduler: Scheduler, chunks: Sequence[Chunk]) -> None:
         num_running, max_tokens = len(scheduler.running), scheduler.max_num_scheduled_tokens
-        num_rows = scheduler.max_num_running_reqs - num_running - len(scheduler.kv_holding_waiting)
+        num_rows = scheduler.max_num_running_reqs - num_running
         num_tokens = min(max_tokens // 2, max_tokens - num_running)
         self._num_rows = num_rows - len(chunks)
         self._num_tokens = num_tokens - sum(chunk.num_tokens for chunk in chunks)

@@ -116,7 +116,8 @@ class SglSchedulerMixin(Scheduler):
             request, num_tokens = self.requests[name], output.num_scheduled_tokens[name]
             if request.num_computed_tokens - num_tokens < request.num_prompt_tokens:
                 self._prefilling.append(request)
-        done, left = [], []
+        done: list[Request] = []
+        left: list[Request] = []
         for request in self._prefilling:
             if request.status == RequestStatus.RUNNING:
                 is_done = request.num_computed_tokens >= request.num_prompt_tokens

@@ -91,7 +91,6 @@ def test_each_token_is_copied_or_computed_whatever_room_there_is(move) -> None:
             running=[None],
             max_num_scheduled_tokens=max_tokens,
             max_num_running_reqs=num_rows + 1,
-            kv_holding_waiting=(),
         )
         position = _move(planned, Room(scheduler, ()))
         assert len(planned.chunks) <= max(num_rows, 0)

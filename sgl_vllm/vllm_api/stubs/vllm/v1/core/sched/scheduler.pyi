@@ -30,7 +30,7 @@ class Scheduler:
     max_num_running_reqs: int  # [approximate_reuse]
     waiting: RequestQueue
     max_num_active_reqs: int  # [schedule, approximate_reuse]
-    kv_holding_waiting: RequestQueue  # [jump_forward, approximate_reuse, self_check]
+    kv_holding_waiting: RequestQueue  # [jump_forward, self_check]
     deferred_waiting: set[Request]  # [jump_forward, self_check]
     prev_step_scheduled_req_ids: set[str]  # [self_check]
     return_sampling_mask: bool  # [jump_forward]
