@@ -365,10 +365,16 @@ class JumpForward(StepHooks):
 
     def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
         """Append forced tokens up to the first stop condition, as if each had been sampled."""
+        params, max_model_len = request.sampling_params, self._scheduler.max_model_len
+        assert params is not None
         num_before = request.num_output_tokens
-        for token in forced:
+        num_unstoppable = 0
+        if params.repetition_detection is None:
+            num_unstoppable = num_before_end(request, forced, max_model_len)
+        request.append_output_token_ids(forced[:num_unstoppable])
+        for token in forced[num_unstoppable:]:
             request.append_output_token_ids(token)
-            if check_stop(request, self._scheduler.max_model_len):
+            if check_stop(request, max_model_len):
                 output.finish_reason = request.get_finished_reason()
                 output.stop_reason = request.stop_reason
                 break
