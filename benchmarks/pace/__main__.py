@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.error(str(error))
     if arguments.quick:
         arguments.vocabulary, arguments.batches = DEMO, [4]
-        arguments.rounds, arguments.programs = 2, 4
+        arguments.rounds, arguments.programs = min(2, arguments.rounds), min(4, arguments.programs)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     silence_vllm()
     with progress_bars(Console(stderr=True, highlight=False)) as progress:
