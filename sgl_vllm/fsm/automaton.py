@@ -33,6 +33,10 @@ UNLIMITED = 1 << 62
 _STATE_BYTES = 800
 _THREAD_BYTES = 260
 
+_RUN_BYTES, _RUN_TOKEN_BYTES = 400, 44
+_MAX_RUNS = 8
+"""So many runs of tokens are remembered from one state on."""
+
 _MAX_FORCED_BYTES = 4_096
 """A longer run is returned in parts: walking and tokenizing it would hold up the engine."""
 
@@ -56,13 +60,14 @@ class State:
     Attributes:
         first: the bytes that may come next, as bits (bit b for byte b).
         accepting: whether the text may end here.
+        runs: by the tokens of a run that begins here, the states after each of them.
         bitmask: what `masks.py` found out about this state.
         forecast: what `forecast.py` knows about it.
     """
 
     __slots__ = (
         *("_forced", "_next", "accepting", "automaton"),
-        *("bitmask", "first", "forecast", "threads"),
+        *("bitmask", "first", "forecast", "runs", "threads"),
     )
 
     def __init__(self, automaton: Automaton, threads: tuple[Thread, ...], accepting: bool) -> None:
@@ -74,6 +79,7 @@ class State:
             self.first |= terminal.first
         self._next: dict[int, State] = {}
         self._forced: tuple[bytes, State] | None = None
+        self.runs: dict[tuple[int, ...], tuple[State, ...]] = {}
         self.bitmask: object = None
         self.forecast: object = None
 
@@ -111,9 +117,17 @@ class State:
             state = state.step(byte)
         return state
 
+    def remember(self, tokens: tuple[int, ...], states: tuple[State, ...]) -> None:
+        """A run of tokens from here on leads through these states, one after each token."""
+        if len(self.runs) >= _MAX_RUNS:
+            self.runs.clear()
+        self.runs[tokens] = states
+        self.automaton.num_bytes += _RUN_BYTES + _RUN_TOKEN_BYTES * len(tokens)
+
     def forget(self) -> None:
         """Let go of the states that this one leads to."""
         self._next.clear()
+        self.runs.clear()
         self._forced = None
 
     def forced(self) -> tuple[bytes, State]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ class ForcedOracle:
     1. Text is forced as long as all tokens that the grammar allows begin with the same byte.
     2. It is spelled as the tokenizer spells it after the text before it; if the tokenizer would
        merge the two, by itself. If a request must not use one of these tokens, nothing is forced.
-    3. Its last tokens are the model's choice if a longer token of the vocabulary could replace them
-       and go on as the grammar allows.
+    3. Its last tokens are the model's choice if they would be others were a longer token of the
+       vocabulary to begin somewhere in the text and go on as the grammar allows.
     4. The end token is forced where it is the only legal token.
 
     A call costs one mask for each forced byte, and accepts the whole output again.
@@ -68,13 +69,14 @@ class ForcedOracle:
             output, xgrammar.GrammarMatcher(grammar, override_stop_tokens=sorted(stop_token_ids))
         )
         text = self._forced_text(of_text.fork())
-        tokens = self._spelled([*prompt, *output], text)
+        context = [*prompt, *output]
+        tokens = self._spelled(context, text)
         if not all(of_request.accept_token(token) for token in tokens) or (text and not tokens):
             return []
         assert of_text.accept_string(text)
         may_follow = {piece[0] for piece in self._legal_texts(of_text) if piece}
         if may_follow:
-            return self._without_open_end(tokens, may_follow)
+            return self._without_open_end(context, text, may_follow)
         ends = self._legal(of_request)
         return [*tokens, *map(int, ends)] if len(ends) == 1 else tokens
 
@@ -113,33 +115,34 @@ class ForcedOracle:
         return []
 
     def _decoded(self, context: Sequence[int]) -> str:
-        """The text of the last tokens, after the last special one; none if it is no UTF-8."""
+        """The text of the last tokens, after the last special one and the last that is no UTF-8."""
         tail: list[bytes] = []
         for token in reversed(context[-NUM_CONTEXT_TOKENS:]):
             if not self.text_of[token]:
                 break
             tail.insert(0, self.text_of[token])
-        data = b"".join(tail)
-        while data and data[0] & 0xC0 == 0x80:  # the rest of a character that begins before
-            data = data[1:]
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return ""
+        return b"".join(tail).decode(errors="replace").split("\N{REPLACEMENT CHARACTER}")[-1]
 
-    def _without_open_end(self, tokens: list[int], may_follow: set[int]) -> list[int]:
-        """`tokens` up to where the first longer token could begin."""
-        run = self._joined(tokens)
-        reaching_out = [
-            start
-            for start in range(len(run))
-            if self._bytes_after.get(run[start:], set()) & may_follow
-        ]
-        settled = min(reaching_out, default=len(run))
-        kept = 0
-        while kept < len(tokens) and len(self._joined(tokens[: kept + 1])) <= settled:
-            kept += 1
-        return tokens[:kept]
+    def _without_open_end(
+        self, context: Sequence[int], text: str, may_follow: set[int]
+    ) -> list[int]:
+        """The tokens with which `text` is spelled however long the last token before a longer one
+        that goes past its end is."""
+        run = text.encode()
+        spellings = [self._spelled(context, text)]
+        if text[-2:].isspace() and len(text) > 1:  # what follows decides how it is split
+            spellings.append(self._spelled(context, text.rstrip()))
+        for start in range(len(run)):
+            if self._bytes_after.get(run[start:], set()) & may_follow:
+                whole = run[:start].decode(errors="ignore")
+                cut = run[len(whole.encode()) : start]
+                spellings.append(
+                    self._without_open_end(context, whole, {cut[0]})
+                    if cut
+                    else self._spelled(context, whole)
+                )
+        by_position = zip(*spellings, strict=False)
+        return [first for first, *_ in takewhile(lambda column: len({*column}) == 1, by_position)]
 
     def _joined(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.text_of[token] for token in tokens)

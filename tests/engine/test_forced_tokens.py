@@ -131,3 +131,49 @@ def walks(
 def test_what_is_forced_is_what_xgrammars_masks_force(ours, oracle, name, stops):
     num_forced = walks(ours, oracle, FORMATS[name], stops)
     assert num_forced > 0 or stops
+
+
+def asked(ours: SglBackend, constraint: dict[str, Any]) -> tuple[Request, Any]:
+    """A request, and its grammar."""
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+    params.update_from_generation_config({}, ours.resources.end_token)
+    request = Request("request", [10], params, None)
+    structured = request.structured_output_request
+    assert structured is not None
+    kind, spec = structured.structured_output_key
+    structured.grammar = ours.compile_grammar(kind, spec, params.all_stop_token_ids)
+    return request, structured.grammar
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_run_that_another_request_went_through_is_rolled_back_token_by_token(ours, name):
+    def legal(grammar: Any) -> set[int]:
+        return set() if grammar.is_terminated() else bits(ours, grammar)
+
+    forced = ForcedTokens(SimpleNamespace(backend=ours, reasoner_cls=None))
+    (first, of_first), (second, of_second), (_, plain) = [
+        asked(ours, FORMATS[name]) for _ in range(3)
+    ]
+    rng = random.Random(name)
+    for _ in range(STEPS):
+        tokens = forced.take(first)
+        assert forced.take(second) == tokens
+        masks = [legal(plain)]
+        for token in tokens:
+            assert plain.accept_tokens("", [token])
+            masks.append(legal(plain))
+        assert legal(of_second) == masks[-1]
+        for mask in reversed(masks[:-1]):
+            of_second.rollback(1)
+            assert legal(of_second) == mask
+        assert of_second.accept_tokens("", tokens)
+        if plain.is_terminated():
+            break
+        token = rng.choice(sorted(masks[-1]))
+        for grammar in (of_first, of_second, plain):
+            assert grammar.accept_tokens("", [token])
+        for request in (first, second):
+            request.append_output_token_ids([*tokens, token])
+        if plain.is_terminated():
+            break
+    assert of_first.is_terminated() == of_second.is_terminated() == plain.is_terminated()

@@ -136,7 +136,7 @@ def test_a_schema_of_thousands_of_alternatives_costs_little_before_it_fails() ->
         grammar = ours.compile_grammar(Options.JSON, wide_schema(number))
         before, began = resident_bytes(), time.thread_time()
         num_accepted = 0
-        for token in ours.resources.forced_tokenizer.tokenize([], '"' + "a b c d e f g " * 10):
+        for token in ours.resources.forced_tokenizer.run([], '"' + "a b c d e f g " * 10).tokens:
             grammar.fill_bitmask(row, 0)
             if not grammar.accept_tokens("", [token]):
                 break

@@ -17,7 +17,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
+from sgl_vllm.fsm.forced_tokenizer import ForcedRun
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.unique import UniqueTokens
 from tests.effort import requests
@@ -363,7 +363,7 @@ def test_the_end_of_a_stream_is_sent_by_itself_where_it_is_shown(engine):
 def test_errors_in_the_tokenization_end_the_jumps_of_their_requests_only(engine, monkeypatch):
     before = counters(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(ForcedTokenizer, "num_settled", lambda *_: 1 / 0)
+        patch.setattr(ForcedRun, "settled", lambda *_: 1 / 0)
         for output in engine.run([ask(engine)] * 20):
             assert output.outputs[0].finish_reason == "stop"
             assert output.outputs[0].text.startswith('{"city": "')

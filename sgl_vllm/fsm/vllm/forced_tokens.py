@@ -69,24 +69,24 @@ class ForcedTokens:
 
     @staticmethod
     def _take_from_ours(grammar: SglGrammar, request: Request) -> list[int]:
-        tokenizer = grammar.resources.forced_tokenizer
         run, next_bytes, end = grammar.forced()
         if not run and end is None:
             return []
         text, rest = _whole_characters(run)
         if rest:
             next_bytes, end = 1 << rest[0], None
-        tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
-        if text and not tokens:
-            return []
-        if not grammar.stops.isdisjoint(tokens):  # they are not text here: leave it to the model
-            return []
-        tokens = tokens[: tokenizer.num_settled(tokens, next_bytes)]
-        if end is not None:
-            tokens.append(end)
-        if tokens and not grammar.accept_tokens(request.request_id, tokens):
+        tokens: tuple[int, ...] = ()
+        if text:
+            spelled = grammar.resources.forced_tokenizer.run(request._all_token_ids, text)
+            if not spelled.tokens or not grammar.stops.isdisjoint(spelled.tokens):
+                return []  # a stop token is not text here: leave it to the model
+            tokens = spelled.settled(next_bytes)
+        if tokens and not grammar.accept_run(request.request_id, tokens):
             raise RuntimeError(f"forced tokens {tokens} are refused by their own grammar")
-        return tokens
+        if end is None:
+            return list(tokens)
+        grammar.accept_tokens(request.request_id, [end])
+        return [*tokens, end]
 
     def _take_from_stock(
         self,
@@ -113,16 +113,18 @@ class ForcedTokens:
             return []
         text = text[:MAX_FORCED_CHARS]
         resources = backend.resources_of(request_type)
-        masks, tokenizer = self._masks_of(resources), resources.forced_tokenizer
-        tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
-        if (text and not tokens) or not _accept(grammar, request, tokens):
-            return []
+        masks, tokens = self._masks_of(resources), list[int]()
+        if text:
+            spelled = resources.forced_tokenizer.run(request._all_token_ids, text)
+            tokens = list(spelled.tokens)
+            if not tokens or not _accept(grammar, request, tokens):
+                return []
         try:
             grammar.fill_bitmask(masks.bitmask, 0)
             next_bytes, end = masks.next_bytes(), masks.only_token()
             num_settled = len(tokens)
             if next_bytes or end is None:
-                num_settled, end = tokenizer.num_settled(tokens, next_bytes), None
+                num_settled, end = len(spelled.settled(next_bytes)) if tokens else 0, None
         except Exception:
             grammar.rollback(len(tokens))
             raise

@@ -187,3 +187,14 @@ def test_new_states_cost_of_the_allowance_and_known_ones_nothing() -> None:
         after(state, "abc")
     automaton.allowance = 0
     assert after(automaton.start, '"a') is state
+
+
+def test_runs_are_remembered_within_bounds_and_forgotten_with_their_automaton() -> None:
+    automaton = Automaton(compile_schema({"type": "string"}))
+    start, before = automaton.start, automaton.num_bytes
+    for token in range(100):
+        start.remember((token,) * 50, (start,) * 50)
+    assert (99,) * 50 in start.runs and len(start.runs) < 20
+    assert automaton.num_bytes > before + 100 * 50 * 8, "counted, so that it starts over in time"
+    automaton.clear()
+    assert not start.runs
