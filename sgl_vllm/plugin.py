@@ -21,7 +21,8 @@ nothing:
     EngineCore._initialize_kv_caches, core.enable_envs_cache
                                      in EngineCore's __init__, the latter last of all. Then our
                                      scheduler chooses the block hasher, prepares workers, and
-                                     checks the parts on this device (`self_check/`)
+                                     checks the parts on this device (`self_check/`), and times
+                                     steps
     EngineCore.sgl_vllm_call         (added) what the HTTP routes call in the engine's process
     DPLBAsyncMPClient                chooses a data-parallel rank; only with `rank_routing`
 """
@@ -159,6 +160,7 @@ def _enable_envs_cache(original: Callable[[], None]) -> None:
         engine.request_block_hasher = control.block_hasher(engine.request_block_hasher)
         control.prepare_workers(engine.model_executor.collective_rpc)
         control.check_before_serving(engine)
+        control.time_steps(engine)
 
 
 # -- the command line -----------------------------------------------------------------------------

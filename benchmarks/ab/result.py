@@ -32,8 +32,8 @@ class Figures:
     single requests, `num_requests` of them. Counts are the server's own; output tokens that were
     not forced are undecided. `score` is the mean of the programs', from 0 to 1; None if nothing is
     right or wrong. `server_cpu_s` is the processor time of all of the server's processes, which
-    other programs on the machine disturb less than they do `wall_s`; None if the server runs
-    elsewhere.
+    other programs on the machine disturb less than they do `wall_s`; None if the server runs on
+    another machine. The last ones are what the plugin tells of the engine's steps, None on stock.
     """
 
     throughput_programs_s: float
@@ -55,6 +55,14 @@ class Figures:
     wall_s: float
     client_cpu_s: float
     server_cpu_s: float | None
+    schedule_s: float | None = None
+    execute_s: float | None = None
+    sample_s: float | None = None
+    wait_s: float | None = None
+    update_s: float | None = None
+    full_graph_passes: int | None = None
+    piecewise_graph_passes: int | None = None
+    no_graph_passes: int | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -282,6 +290,7 @@ def figures(
     ttfts_s: Sequence[float],
     scores: Sequence[float],
     counters: Counters,
+    steps: Mapping[str, Any],
     client_cpu_s: float,
     server_cpu_s: float | None,
 ) -> Figures:
@@ -306,6 +315,7 @@ def figures(
         wall_s=wall_s,
         client_cpu_s=client_cpu_s,
         server_cpu_s=server_cpu_s,
+        **steps,
     )
 
 

@@ -99,7 +99,8 @@ def take_turn(
     plan: Plan, variant: Variant, url: str, on_done: Callable[[], object]
 ) -> tuple[Round, Run]:
     """One round of one variant: from an empty cache, everything once."""
-    before, cpu_before_s = servers.begin_turn(url), servers.started_cpu_s()
+    before, steps_before = servers.begin_turn(url), servers.steps(url)
+    cpu_before_s = servers.cpu_s(url)
     run = run_programs(
         _program(plan, variant),
         plan.items,
@@ -111,15 +112,17 @@ def take_turn(
         score=plan.workload.score,
         pauses=plan.workload.pauses,
     )
-    server_cpu_s = servers.started_cpu_s() - cpu_before_s
+    cpu_after_s = servers.cpu_s(url)
+    has_cpu = cpu_before_s is not None and cpu_after_s is not None
     figures = result.figures(
         wall_s=run.wall_s,
         latencies_s=run.latencies_s,
         ttfts_s=run.ttfts_s,
         scores=run.scores,
         counters=read_counters(url) - before,
+        steps={name: now - steps_before[name] for name, now in servers.steps(url).items()},
         client_cpu_s=run.client_cpu_s,
-        server_cpu_s=server_cpu_s or None,
+        server_cpu_s=cpu_after_s - cpu_before_s if has_cpu else None,
     )
     return Round(figures, run.texts), run
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -94,7 +96,7 @@ def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]
         plugin=with_plugin,
         plugin_config=settings.plugin_config if with_plugin else None,
         served_model_name=settings.served_model_name,
-        extra_args=settings.args,
+        extra_args=(*(() if on_cpu() else ("--cudagraph-metrics",)), *settings.args),
         env={**ENVIRONMENT, **settings.env},
         stop_timeout_s=STOP_TIMEOUT_S,
         on_wait=on_wait,
@@ -198,16 +200,48 @@ def attached(arm: Arm, url: str) -> Iterator[str]:
         raise ArmFailed(f"{NAMES[arm]} at {url} failed: {error}") from error
 
 
-def started_cpu_s() -> float:
-    """Processor seconds so far of the servers that were started here, idle ones included."""
+def cpu_s(url: str) -> float | None:
+    """Processor seconds so far of the server at `url`, all its processes included. None if it runs
+    on another machine, or as another user."""
     import psutil
 
+    address = urlsplit(url)
+    if address.hostname not in ("127.0.0.1", "localhost", "::1", socket.gethostname()):
+        return None
+    listening = {
+        connection.pid
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr.port == address.port
+        and connection.pid is not None
+    }
+    processes: set[psutil.Process] = set()
+    for pid in listening:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(pid)
+            processes |= {parent, *parent.children(recursive=True)}
     total_s = 0.0
-    for process in psutil.Process().children(recursive=True):
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total_s += times.user + times.system
-    return total_s
+    return total_s if processes else None
+
+
+STEPS = (
+    *("schedule_s", "execute_s", "sample_s", "wait_s", "update_s"),
+    *("full_graph_passes", "piecewise_graph_passes", "no_graph_passes"),
+)
+"""What the plugin tells of an engine's steps. A stock server tells nothing of the kind."""
+
+
+def steps(url: str) -> dict[str, float]:
+    """`STEPS` so far, as far as the server tells them."""
+    answer = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key())
+    if answer.status_code == 404:
+        return {}
+    stats = answer.raise_for_status().json()
+    return {name: stats[name] for name in STEPS if name in stats}
 
 
 def empty_cache(url: str) -> None:

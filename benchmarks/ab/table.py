@@ -28,6 +28,14 @@ ROWS: tuple[Row, ...] = (
     ("score", "score", ".3f", 0),
     ("server_cpu_s", "processor time of the server, s", ".2f", -1),
     ("client_cpu_s", "processor time of the client, s", ".2f", 0),
+    ("schedule_s", "steps: scheduling, s", ".2f", 0),
+    ("execute_s", "starting passes, s", ".2f", 0),
+    ("sample_s", "starting sampling, s", ".2f", 0),
+    ("wait_s", "waiting for tokens, s", ".2f", 0),
+    ("update_s", "updating requests, s", ".2f", 0),
+    ("full_graph_passes", "passes in a full CUDA graph", ",d", 0),
+    ("piecewise_graph_passes", "passes in piecewise graphs", ",d", 0),
+    ("no_graph_passes", "passes in no graph", ",d", 0),
 )
 
 
@@ -38,16 +46,18 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison) -> Table:
-    """A line for each row that both arms have a value for."""
+    """A line for each row that an arm has a value for."""
     table = Table(header_style="dim", box=None, pad_edge=False)
     for name in ("", "stock", "sgl", "ratio"):
         table.add_column(name, justify="right" if name else "left")
     for name, label, form, better in ROWS:
         stock, sgl = (getattr(comparison.median(arm), name) for arm in comparison.arms)
-        if None not in (stock, sgl):
-            times = ratio(stock, sgl, better)
+        values = [one for one in (stock, sgl) if one is not None]
+        if values:
+            times = ratio(stock, sgl, better) if len(values) == 2 else None
             shown = "" if times is None else f"{times:.3f}"
-            table.add_row(label, format(stock, form), format(sgl, form), shown)
+            cells = ("" if one is None else format(one, form) for one in (stock, sgl))
+            table.add_row(label, *cells, shown)
     return table
 
 

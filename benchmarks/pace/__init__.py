@@ -1,1 +1,2 @@
-"""What a step of the scheduler costs at a GPU's pace, measured without a GPU."""
+"""`python -m benchmarks.pace`: what a step costs the processor, and that at a GPU's pace, without a
+GPU."""

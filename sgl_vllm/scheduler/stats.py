@@ -37,6 +37,36 @@ class StepCounters:
 
 
 @dataclass(slots=True)
+class StepTimes:
+    """Seconds of the engine core's loop, by what it does (`step_times.py`)."""
+
+    schedule_s: float = counter("Time spent scheduling.", unit="s", metric="schedule_seconds")
+    execute_s: float = counter(
+        "Time spent starting forward passes.", unit="s", metric="execute_seconds"
+    )
+    sample_s: float = counter("Time spent starting sampling.", unit="s", metric="sample_seconds")
+    wait_s: float = counter("Time spent waiting for a pass.", unit="s", metric="wait_seconds")
+    update_s: float = counter(
+        "Time spent updating requests with their tokens.", unit="s", metric="update_seconds"
+    )
+
+
+@dataclass(slots=True)
+class GraphPasses:
+    """Passes since start by their CUDA graph. vLLM tells it with `--cudagraph-metrics`."""
+
+    full_graph_passes: int = counter(
+        "Passes in a full CUDA graph, with `--cudagraph-metrics`.", unit="passes"
+    )
+    piecewise_graph_passes: int = counter(
+        "Passes in piecewise CUDA graphs, with `--cudagraph-metrics`.", unit="passes"
+    )
+    no_graph_passes: int = counter(
+        "Passes in no CUDA graph, with `--cudagraph-metrics`.", unit="passes"
+    )
+
+
+@dataclass(slots=True)
 class BitmaskCounters:
     """Bitmasks since start, of every structured-output backend."""
 
@@ -61,6 +91,8 @@ class EngineStats:
     version: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
     steps: StepCounters | None = None
+    times: StepTimes | None = None
+    graphs: GraphPasses | None = None
     radix: RadixCounters | None = None
     evictions: EvictionCounters | None = None
     cache: RadixGauges | None = None
@@ -92,7 +124,7 @@ class EngineStats:
         return body
 
 
-_FLATTENED = {"steps": "", "evictions": "radix", "cache": "radix"}
+_FLATTENED = {"steps": "", "times": "", "graphs": "", "evictions": "radix", "cache": "radix"}
 
 SECTIONS: Mapping[str, str] = {
     one.name: _FLATTENED.get(one.name, one.name)

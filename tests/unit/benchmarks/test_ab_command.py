@@ -73,7 +73,8 @@ class FakeVllm(RunningServer):
             ids = [self._tokens.setdefault(word, len(self._tokens)) for word in words]
             return JSONResponse({"tokens": ids})
         if path == "/v1/sgl/stats" and self.fake.plugin:
-            return JSONResponse({"parts": {"radix": "on"}})
+            steps = {"schedule_s": 0.5 * num_calls, "full_graph_passes": 7 * num_calls}
+            return JSONResponse({"parts": {"radix": "on"}, **steps})
         if self.fails_from and path == "/v1/completions" and num_calls >= self.fails_from:
             error = {"error": {"message": "EngineDeadError"}}
             return JSONResponse(error, 500, {"retry-after-ms": "1"})
@@ -119,6 +120,9 @@ def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
     stock_arm, sgl_arm = content["arms"]["stock"], content["arms"]["sgl"]
     assert stock_arm["forward_passes"] == sgl_arm["forward_passes"] == 12  # no warm-up
     assert stock_arm["cached_prompt_tokens"] == 0 < sgl_arm["cached_prompt_tokens"]
+    assert (sgl_arm["schedule_s"], sgl_arm["full_graph_passes"]) == (6.0, 84)
+    assert stock_arm["schedule_s"] is None
+    assert 0 < stock_arm["server_cpu_s"] < 60  # these servers run in this process
     assert 0 < stock_arm["ttft_p50_s"] <= stock_arm["latency_p99_s"]
     for arm in (stock_arm, sgl_arm):
         assert arm.keys() >= {*ARM_KEYS} and len(arm["rounds"]) == 2
@@ -132,7 +136,9 @@ def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
     limits = content["limits"]
     assert limits["prompt_tokens"] == limits["unique_prompt_tokens"] == stock_arm["prompt_tokens"]
     assert content["arguments"]["concurrency"] == 3
-    assert "same output: 24 of 24" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "same output: 24 of 24" in said
+    assert "passes in a full CUDA graph" in said and "passes in no graph" not in said
 
 
 def test_a_server_that_fails_is_named_with_the_reason(
