@@ -235,7 +235,8 @@ class EngineControl:
         """From now on, time the parts of the engine's steps, and count its passes by graph if vLLM
         tells it."""
         self._times = StepTimes()
-        if self._vllm_config.observability_config.cudagraph_metrics:
+        observability = getattr(self._vllm_config, "observability_config", None)
+        if getattr(observability, "cudagraph_metrics", False):
             self._graphs = GraphPasses()
         time_steps(engine, self._times, self._graphs)
 
