@@ -28,6 +28,7 @@ PROGRAMS = {16: 64, 1: 16, 128: 384}
 ROUNDS = 3
 SERVER_ARGS = "--server-args=--gpu-memory-utilization 0.42"
 """Both servers stay up, and one of them at a time has work."""
+PACE_WORKLOADS = ("json_regex", "json_schema", "no_sharing")
 
 
 def read_json(file: Path) -> Any:
@@ -96,7 +97,8 @@ def all_steps() -> list[Step]:
         ),
         Step("kernel-times", "the kernels against vLLM's own", 540, KERNEL_TIMES, is_timed=True),
         tests("prefix_backend", "prefix-grouped decode in an engine", 420, plain),
-        Step("models", "made-up weights in the 7B shape, for the next step", 420, MAKE_MODEL),
+        Step("models", "made-up weights in the 7B shape, for the next steps", 420, MAKE_MODEL),
+        *paces(),
         comparison("7b", 16),
         with_unverified(answers),
         with_unverified(comparison("7b", 16)),
@@ -140,10 +142,15 @@ def tests(
 
 
 def comparison(
-    model: str, concurrency: int, called: str = "", plugin_config: Sequence[str] = ()
+    model: str,
+    concurrency: int,
+    workloads: Sequence[str] = WORKLOADS,
+    called: str = "",
+    plugin_config: Sequence[str] = (),
+    server_flags: str = "",
 ) -> Step:
-    """Stock and plugin in alternating rounds on real servers, all workloads. `called` is what the
-    step's name ends with, and `plugin_config` what its plugin has of options."""
+    """Stock and plugin in alternating rounds on real servers. `called` is what the step's name ends
+    with, and `plugin_config` what its plugin has of options."""
     flags = f"--model {MODELS[model]} --concurrency {concurrency} --rounds {ROUNDS}"
     flags += f" --requests {PROGRAMS[concurrency]} --servers-at-once 2 --json {{out}}"
     options = ["--plugin-config", *plugin_config] if plugin_config else []
@@ -151,10 +158,24 @@ def comparison(
         f"ab-{model}-c{concurrency}{called}",
         f"the plugin against stock, {concurrency} programs at a time",
         1800,
-        ("-m", "benchmarks.ab", "{todo}", *flags.split(), *options, SERVER_ARGS),
-        parts=WORKLOADS,
+        ("-m", "benchmarks.ab", "{todo}", *flags.split(), *options, SERVER_ARGS + server_flags),
+        parts=tuple(workloads),
         is_timed=True,
     )
+
+
+def paces() -> Iterable[Step]:
+    """What a jump costs by the CUDA graphs that its pass runs in: with full graphs for rows of
+    several tokens, without them, and with full graphs for every pass. With the seconds of each part
+    of a step, and the passes by graph."""
+    for called, plugin_config, server_flags in (
+        ("-pace", (), ""),
+        ("-pace-no-jump-graphs", ("jump_graph_tokens=0",), ""),
+        ("-pace-full", (), " --compilation-config.cudagraph_mode=FULL"),
+    ):
+        server_flags += " --cudagraph-metrics"
+        step = comparison("7b", 16, PACE_WORKLOADS, called, plugin_config, server_flags)
+        yield replace(step, limit_s=180)
 
 
 def with_unverified(step: Step) -> Step:
