@@ -113,7 +113,9 @@ def take_turn(
         pauses=plan.workload.pauses,
     )
     cpu_after_s = servers.cpu_s(url)
-    has_cpu = cpu_before_s is not None and cpu_after_s is not None
+    server_cpu_s = None
+    if cpu_before_s is not None and cpu_after_s is not None:
+        server_cpu_s = cpu_after_s - cpu_before_s
     figures = result.figures(
         wall_s=run.wall_s,
         latencies_s=run.latencies_s,
@@ -122,7 +124,7 @@ def take_turn(
         counters=read_counters(url) - before,
         steps={name: now - steps_before[name] for name, now in servers.steps(url).items()},
         client_cpu_s=run.client_cpu_s,
-        server_cpu_s=cpu_after_s - cpu_before_s if has_cpu else None,
+        server_cpu_s=server_cpu_s,
     )
     return Round(figures, run.texts), run
 

@@ -149,7 +149,7 @@ class PaceEngine(EngineCore):
         self.request_block_hasher = make_block_hasher(scheduler)
         self.mm_receiver_cache = None
         self.batch_queue_size = 2
-        self.batch_queue = deque(maxlen=2)
+        self.batch_queue: deque[Any] = deque(maxlen=2)
         self.is_mm_encoder_only = self.is_pooling_model = self.log_stats = False
         self.check_for_draft_tokens, self.async_scheduling = False, True
         self.aborts_queue: queue.Queue[list[str]] = queue.Queue()

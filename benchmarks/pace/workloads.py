@@ -126,7 +126,7 @@ def _tool_calls(rng: random.Random, vocabulary: Vocabulary) -> Program:
         reasoning=False,
     )
     assert tag is not None
-    turns = []
+    turns: Program = []
     for num_new in (12, 30):
         function = rng.choice(functions)["function"]
         call = {"name": function["name"], "arguments": _instance(function["parameters"], rng)}

@@ -22,14 +22,8 @@ from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.snapshot import NO_CONTEXTS
 from sgl_vllm.radix.whole_copies import copy_whole_blocks
 from sgl_vllm.scheduler.assembly import Parts, log_states
-from sgl_vllm.scheduler.stats import (
-    BitmaskCounters,
-    EngineStats,
-    GraphPasses,
-    StepCounters,
-    StepTimes,
-)
-from sgl_vllm.scheduler.step_times import time_steps
+from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
+from sgl_vllm.scheduler.step_times import StepTimer
 from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.version import __version__
 
@@ -86,8 +80,7 @@ class EngineControl:
         self._vllm_config = vllm_config
         self._steps = steps
         self._bitmasks = bitmasks
-        self._times: StepTimes | None = None
-        self._graphs: GraphPasses | None = None
+        self._timer: StepTimer | None = None
         self.checked: CheckReport | None = None
         """What the self-check has found, if one has run."""
 
@@ -101,8 +94,8 @@ class EngineControl:
             version=__version__,
             parts=parts.states(),
             steps=copy.copy(self._steps),
-            times=copy.copy(self._times),
-            graphs=copy.copy(self._graphs),
+            times=self._timer.times if self._timer is not None else None,
+            graphs=self._timer.graphs if self._timer is not None else None,
             fsm=parts.grammars.counters if parts.grammars is not None else None,
             structured_output=copy.copy(self._bitmasks),
             **sections,
@@ -234,11 +227,9 @@ class EngineControl:
     def time_steps(self, engine: EngineCore) -> None:
         """From now on, time the parts of the engine's steps, and count its passes by graph if vLLM
         tells it."""
-        self._times = StepTimes()
         observability = getattr(self._vllm_config, "observability_config", None)
-        if getattr(observability, "cudagraph_metrics", False):
-            self._graphs = GraphPasses()
-        time_steps(engine, self._times, self._graphs)
+        counts_graphs = bool(getattr(observability, "cudagraph_metrics", False))
+        self._timer = StepTimer(engine, counts_graphs=counts_graphs)
 
     def block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
         """The hasher for the blocks of new requests, instead of vLLM's `stock` hasher."""

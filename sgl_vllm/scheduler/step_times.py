@@ -12,54 +12,69 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any  # Any: methods of vLLM's
+from typing import TYPE_CHECKING, Any  # Any: arguments of vLLM's methods
+
+from sgl_vllm.scheduler.stats import GraphPasses, StepTimes
+from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.outputs import ModelRunnerOutput
 
-    from sgl_vllm.scheduler.stats import GraphPasses, StepTimes
-
-_GRAPHS = {"FULL": "full_graph_passes", "PIECEWISE": "piecewise_graph_passes"}
+_PASSES = {"FULL": "full_graph_passes", "PIECEWISE": "piecewise_graph_passes"}
 
 
-def time_steps(engine: EngineCore, times: StepTimes, graphs: GraphPasses | None) -> None:
-    """From now on, the steps of `engine` add to `times` and `graphs`."""
-    scheduler: Any = engine.scheduler
-    executor: Any = engine.model_executor
-    ended = time.monotonic()
+class StepTimer:
+    """Times the steps of an engine from its construction on.
 
-    def timed(method: Callable[..., Any], part: str, *, waits: bool = False) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal ended
-            begun = time.monotonic()
+    Args:
+        counts_graphs: whether vLLM tells the CUDA graph of each pass, by `--cudagraph-metrics`.
+    """
+
+    def __init__(self, engine: EngineCore, *, counts_graphs: bool) -> None:
+        self._seconds: dict[str, float] = {}
+        self._passes: dict[str, int] = {}
+        self._counts_graphs = counts_graphs
+        self._ended_s = time.monotonic()
+        scheduler, executor = engine.scheduler, engine.model_executor
+        self._time(scheduler, "schedule", "schedule_s")
+        self._time(scheduler, "get_grammar_bitmask", "bitmask_s")
+        self._time(executor, "execute_model", "execute_s")
+        self._time(executor, "sample_tokens", "sample_s", waits=True)
+        self._time(scheduler, "update_from_output", "update_s", waits=True)
+        if counts_graphs:
+            wrap(scheduler, "update_from_output")(self._count)
+
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes(**{name: s for name, s in self._seconds.items() if name != "bitmask_s"})
+
+    @property
+    def graphs(self) -> GraphPasses | None:
+        return GraphPasses(**self._passes) if self._counts_graphs else None
+
+    def _time(self, owner: object, method: str, part: str, *, waits: bool = False) -> None:
+        """Whatever is left before a part that `waits` is time in which it waits."""
+        seconds = self._seconds
+
+        def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            begun_s = time.monotonic()
             if waits:
-                times.wait_s += begun - ended
+                seconds["wait_s"] = seconds.get("wait_s", 0.0) + begun_s - self._ended_s
             try:
-                return method(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
-                ended = time.monotonic()
-                if part:
-                    setattr(times, part, getattr(times, part) + ended - begun)
+                self._ended_s = time.monotonic()
+                seconds[part] = seconds.get(part, 0.0) + self._ended_s - begun_s
 
-        return call
+        wrap(owner, method)(timed)
 
-    update = timed(scheduler.update_from_output, "update_s", waits=True)
-
-    def counted_update(
-        scheduled: SchedulerOutput, output: ModelRunnerOutput
-    ) -> dict[int, EngineCoreOutputs]:
+    def _count(
+        self, original: Callable[..., Any], scheduled: SchedulerOutput, output: ModelRunnerOutput
+    ) -> Any:
         graph = getattr(output, "cudagraph_stats", None)
         if graph is not None:
-            name = _GRAPHS.get(graph.runtime_mode, "no_graph_passes")
-            setattr(graphs, name, getattr(graphs, name) + 1)
-        results: dict[int, EngineCoreOutputs] = update(scheduled, output)
-        return results
-
-    scheduler.schedule = timed(scheduler.schedule, "schedule_s")
-    scheduler.get_grammar_bitmask = timed(scheduler.get_grammar_bitmask, "")
-    scheduler.update_from_output = update if graphs is None else counted_update
-    executor.execute_model = timed(executor.execute_model, "execute_s")
-    executor.sample_tokens = timed(executor.sample_tokens, "sample_s", waits=True)
+            name = _PASSES.get(graph.runtime_mode, "no_graph_passes")
+            self._passes[name] = self._passes.get(name, 0) + 1
+        return original(scheduled, output)

@@ -195,7 +195,7 @@ def waited_s(clock: Clock, graph: str, num_tokens: int, num_added: int) -> float
     """When the result of a pass is there that is launched at 0."""
     clock.launch(DEVICE, graph, num_tokens, num_added)
     future = clock.sample(DEVICE)
-    future.set_result(None)  # type: ignore[arg-type]
+    future.set_result(None)
     future.result()
     return round(clock.now_s, 3)
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from sgl_vllm.scheduler import step_times
-from sgl_vllm.scheduler.stats import GraphPasses, StepTimes
+from sgl_vllm.scheduler.stats import GraphPasses
 
 
 class Engine:
@@ -19,7 +19,6 @@ class Engine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         monkeypatch.setattr(step_times, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        self.times, self.graphs = StepTimes(), GraphPasses()
         self.scheduler: Any = SimpleNamespace(
             schedule=self._taking(1), get_grammar_bitmask=self._taking(2)
         )
@@ -27,7 +26,7 @@ class Engine:
         self.model_executor: Any = SimpleNamespace(
             execute_model=self._taking(8), sample_tokens=self._taking(16)
         )
-        step_times.time_steps(self, self.times, self.graphs)  # type: ignore[arg-type]
+        self.timer = step_times.StepTimer(self, counts_graphs=True)  # type: ignore[arg-type]
 
     def _taking(self, seconds: float) -> Any:
         def part(*args: object) -> object:
@@ -44,7 +43,7 @@ class Engine:
     @property
     def seconds(self) -> dict[str, float]:
         names = ("schedule_s", "execute_s", "sample_s", "wait_s", "update_s")
-        return {name: getattr(self.times, name) for name in names}
+        return {name: getattr(self.timer.times, name) for name in names}
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_synchronous_steps_wait_before_they_sample(engine: Engine) -> None:
 def test_passes_are_counted_by_their_graph(engine: Engine) -> None:
     for graph in ("FULL", "PIECEWISE", "FULL", "NONE", None):
         engine.update(graph)
-    assert engine.graphs == GraphPasses(2, piecewise_graph_passes=1, no_graph_passes=1)
+    assert engine.timer.graphs == GraphPasses(2, piecewise_graph_passes=1, no_graph_passes=1)
 
 
 def test_what_a_part_returns_and_raises_is_passed_on(engine: Engine) -> None:
@@ -89,6 +88,6 @@ def test_what_a_part_returns_and_raises_is_passed_on(engine: Engine) -> None:
         raise ValueError("no")
 
     engine.scheduler.schedule = fails
-    step_times.time_steps(engine, engine.times, None)  # type: ignore[arg-type]
+    step_times.StepTimer(engine, counts_graphs=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no"):
         engine.scheduler.schedule()
