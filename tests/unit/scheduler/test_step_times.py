@@ -26,7 +26,7 @@ class Engine:
         self.model_executor: Any = SimpleNamespace(
             execute_model=self._taking(8), sample_tokens=self._taking(16)
         )
-        self.timer = step_times.StepTimer(self, counts_graphs=True)  # type: ignore[arg-type]
+        self.timer = step_times.StepTimer(self, counts_graphs=True)
 
     def _taking(self, seconds: float) -> Any:
         def part(*args: object) -> object:
@@ -88,6 +88,6 @@ def test_what_a_part_returns_and_raises_is_passed_on(engine: Engine) -> None:
         raise ValueError("no")
 
     engine.scheduler.schedule = fails
-    step_times.StepTimer(engine, counts_graphs=False)  # type: ignore[arg-type]
+    step_times.StepTimer(engine, counts_graphs=False)
     with pytest.raises(ValueError, match="no"):
         engine.scheduler.schedule()
