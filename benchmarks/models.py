@@ -2,9 +2,9 @@
 
 Owns the names `demo` and `shape:NAME` and the cache of made-up models. A made-up model has random
 weights, so its text is noise, whole words of it, but it costs what a real model of its shape costs.
-It carries the demo tokenizer and chat template. `vlm-33m` and `vlm-tiny` also read images, so that
-the way of an image can be tried without a download; they say nothing about them. Does not download
-anything.
+It carries the demo tokenizer and chat template. Those with a `vision` tower also read images, so
+that the way of an image can be tried without a download; they say nothing about them. Does not
+download anything.
 
     python -m benchmarks.models shape:33m        # prints the folder, makes it first if needed
 """
@@ -41,11 +41,22 @@ _RECIPE = 2
 # writes whole words does too: so other tokens, of parts of words or without text, get embeddings,
 # and as head and embedding are one also logits, so small that they are next to never the largest.
 _SCALE_OF_OTHERS = 0.2
+_LAST_NORMS = (
+    "model.norm.weight",
+    "model.text_model.norm.weight",
+    "model.language_model.norm.weight",
+)
+# In PaddleOCR-VL's checkpoints; transformers renames them when it loads one.
+_PREFIXES_IN_FILE = {
+    "model.language_model.": "model.",
+    "model.visual.": "visual.",
+    "model.projector.": "mlp_AR.",
+}
 
 
 Shape = Mapping[str, Any]
 """What transformers' `AutoConfig.for_model` takes for a model whose head is its embedding. With
-images: the `text` model's, those of the `vision` tower, and `scale_factor`."""
+images: `model_type`, the `text` model's, those of the `vision` tower, and `scale_factor`."""
 
 
 def _shapes() -> dict[str, Shape]:
@@ -133,10 +144,11 @@ def _write_weights(shape: Shape, folder: Path, seed: int) -> None:
 
     ids = {"bos_token_id": None, "eos_token_id": _demo_eos_token_id(), "tie_word_embeddings": True}
     if "vision" in shape:
+        kind, vision = shape["model_type"], shape["vision"]
         config = AutoConfig.for_model(
-            "idefics3",
+            kind,
             text_config=AutoConfig.for_model(**shape["text"], **ids),
-            vision_config=AutoConfig.for_model("idefics3_vision", **shape["vision"]),
+            vision_config=AutoConfig.for_model(f"{kind}_vision", **vision),
             scale_factor=shape["scale_factor"],
             image_token_id=_num_demo_tokens(),
             pad_token_id=None,
@@ -152,7 +164,7 @@ def _write_weights(shape: Shape, folder: Path, seed: int) -> None:
     weights = {}
     for name, parameter in model.named_parameters():
         weight = torch.empty(parameter.shape)
-        if name in ("model.norm.weight", "model.text_model.norm.weight"):
+        if name in _LAST_NORMS:
             # Logits then have a deviation of about 5: a next token is as clear as in a real model.
             weight.fill_(5.0)
         elif parameter.dim() == 1:
@@ -161,6 +173,8 @@ def _write_weights(shape: Shape, folder: Path, seed: int) -> None:
             weight.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
         if name.endswith("embed_tokens.weight"):
             weight[~torch.tensor(_are_words(len(weight)))] *= _SCALE_OF_OTHERS
+        for prefix, in_file in _PREFIXES_IN_FILE.items():
+            name = name.replace(prefix, in_file)
         weights[name] = weight.to(torch.bfloat16)
     weights_file = folder / "model.safetensors"
     save_file(weights, weights_file, metadata={"format": "pt"})
@@ -172,21 +186,25 @@ def _write_weights(shape: Shape, folder: Path, seed: int) -> None:
 
 def _write_image_processor(shape: Shape, folder: Path) -> None:
     """The tokens that stand for an image, and what makes pixels of one."""
+    size = shape["vision"]["image_size"]
+    if shape["model_type"] == "idefics3":
+        name, edge = "Idefics3", {"longest_edge": size}
+        pixels = {"size": edge, "max_image_size": edge, "do_image_splitting": False}
+    else:  # "paddleocr_vl", whose edges are areas
+        name = "PaddleOCRVL"
+        pixels = {"size": {"shortest_edge": size**2, "longest_edge": size**2}}
+    pixels["image_processor_type"] = f"{name}ImageProcessor"
+    processor = {"processor_class": f"{name}Processor", "image_seq_len": num_image_tokens(shape)}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    (folder / "processor_config.json").write_text(json.dumps(processor))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     like = tokenizer["added_tokens"][0]
     for number, token in enumerate(_IMAGE_TOKENS, _num_demo_tokens()):
         tokenizer["added_tokens"].append(like | {"id": number, "content": token})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    edge = {"longest_edge": shape["vision"]["image_size"]}
-    pixels = {
-        "image_processor_type": "Idefics3ImageProcessor",
-        "size": edge,
-        "max_image_size": edge,
-        "do_image_splitting": False,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
-    processor = {"processor_class": "Idefics3Processor", "image_seq_len": num_image_tokens(shape)}
-    (folder / "processor_config.json").write_text(json.dumps(processor))
+    options = json.loads((folder / "tokenizer_config.json").read_text())
+    options["extra_special_tokens"] = {"image_token": _IMAGE_TOKENS[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
 
 
 def _are_words(vocab_size: int) -> list[bool]:
