@@ -59,8 +59,8 @@ KEEP_ENDED_S = 600.0
 
 _TAIL_BYTES = TAIL_TOKENS * TOKEN_BYTES
 
-_NO_LENGTH = sys.maxsize
-"""No prompt is as long. In a place that holds no remembered prompt."""
+_NO_TOKEN = np.iinfo(np.int32).min
+"""In a place that holds no remembered prompt."""
 
 _BEGINS_S = [0.0, *(1e-3 * 2 ** (i / 2) for i in range(54))]
 """Where the buckets of pauses begin: two per octave, from a millisecond to a day."""
@@ -72,20 +72,18 @@ class Pauses:
     def __init__(self) -> None:
         self._counts = [0.0] * len(_BEGINS_S)
         self.num_outcomes = 0.0
-
-    @property
-    def num_continued(self) -> float:
-        """How many of the outcomes are that the context was continued."""
-        return sum(self._counts)
+        self.num_continued = 0.0  # of the outcomes
 
     def add(self, pause_s: float | None) -> None:
         """A context was continued after this pause; None if it was not."""
         if pause_s is not None:
             self._counts[bisect_right(_BEGINS_S, max(pause_s, 0.0)) - 1] += 1
+            self.num_continued += 1
         self.num_outcomes += 1
         if self.num_outcomes > MAX_OUTCOMES:
             self._counts = [count / 2 for count in self._counts]
             self.num_outcomes /= 2
+            self.num_continued /= 2
 
     def expected_for_s(self, horizon_s: float) -> float:
         """For how long after its end a context will more likely than not be continued within the
@@ -203,8 +201,8 @@ class _PromptIndex:
 
     def __init__(self, max_prompts: int) -> None:
         self._prompts: list[_PromptEnd | None] = [None] * max_prompts
-        self._lengths = np.full(max_prompts, _NO_LENGTH, np.int64)
-        self._last_tokens = np.zeros(max_prompts, np.int32)
+        self._last_places = np.zeros(max_prompts, np.intp)  # of a prompt's tokens
+        self._last_tokens = np.full(max_prompts, _NO_TOKEN, np.int32)
         self._free_places = list(range(max_prompts))
         self._place_of: dict[_PromptEnd, int] = {}
 
@@ -214,25 +212,27 @@ class _PromptIndex:
     def add(self, prompt: _PromptEnd) -> None:
         place = self._place_of[prompt] = self._free_places.pop()
         self._prompts[place] = prompt
-        self._lengths[place] = prompt.length
-        self._last_tokens[place] = np.frombuffer(prompt.tail, np.int32)[-1]
+        self._last_places[place] = prompt.length - 1
+        self._last_tokens[place] = int.from_bytes(
+            prompt.tail[-TOKEN_BYTES:], sys.byteorder, signed=True
+        )
 
     def remove(self, prompt: _PromptEnd) -> None:
         place = self._place_of.pop(prompt)
         self._free_places.append(place)
         self._prompts[place] = None
-        self._lengths[place] = _NO_LENGTH
+        self._last_tokens[place] = _NO_TOKEN
 
     def longest_before(self, tenant: Namespace, prompt: Tokens) -> _PromptEnd | None:
-        """The longest of a tenant's prompts that `prompt` continues. About 10 us."""
+        """The longest of a tenant's prompts that `prompt` continues. About 5 us."""
         tokens = np.frombuffer(prompt, np.int32)
-        places = np.flatnonzero(self._lengths < len(tokens))
-        places = places[tokens[self._lengths[places] - 1] == self._last_tokens[places]]
+        # Of prompts that are longer, the last token of this one is compared.
+        is_alike = tokens.take(self._last_places, mode="clip") == self._last_tokens
         found: _PromptEnd | None = None
-        for place in places.tolist():
+        for place in is_alike.nonzero()[0].tolist():
             known = self._prompts[place]
             assert known is not None
-            if found is None or found.length < known.length:
+            if known.length < len(tokens) and (found is None or found.length < known.length):
                 end = known.length * TOKEN_BYTES
                 if known == (tenant, known.length, prompt[end - _TAIL_BYTES : end]):
                     found = known

@@ -55,12 +55,13 @@ class LruPerTenant(Generic[Key, Value]):
         self._entries.move_to_end(key)
         if len(self._entries) <= self._max_entries:
             return None
-        ((tenant, _),) = self._num_of_tenant.most_common(1)
+        num_of = self._num_of_tenant
+        tenant = max(num_of, key=num_of.__getitem__)
         removed = next(key for key in self._entries if key.tenant == tenant)
         return removed, self.pop(removed)
 
     def pop(self, key: Key) -> Value:
-        self._num_of_tenant[key.tenant] -= 1
-        if not self._num_of_tenant[key.tenant]:
+        num_left = self._num_of_tenant[key.tenant] = self._num_of_tenant[key.tenant] - 1
+        if not num_left:
             del self._num_of_tenant[key.tenant]
         return self._entries.pop(key)

@@ -134,9 +134,22 @@ class RadixBlockPool(MarkedBlockPool):
         """The longest cached prefix of a request, which may be all of it."""
         if record is None:
             return NO_MATCH
-        if self._scheduled:
+        match = self.tree.match_prefix(record.namespace, record.tokens)
+        if self._scheduled and self._is_continued(record, match.num_tokens):
             self._index_scheduled()
-        return self.tree.match_prefix(record.namespace, record.tokens)
+            match = self.tree.match_prefix(record.namespace, record.tokens)
+        return match
+
+    def _is_continued(self, record: RequestRecord, num_tokens: int) -> bool:
+        """Whether this step computes more of a request than its first `num_tokens`, which the tree
+        has."""
+        prefix = record.tokens[: TOKEN_BYTES * (num_tokens + 1)]
+        others = [one[0] for one in self._scheduled.values() if one[3] > num_tokens]
+        return any(
+            other.tokens.startswith(prefix) and other.namespace == record.namespace
+            for other in map(self.records.of, others)
+            if other is not None
+        )
 
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
@@ -171,7 +184,8 @@ class RadixBlockPool(MarkedBlockPool):
         """All that was scheduled so far is computed before the next forward pass."""
         if self._scheduled:
             self.guarded(self._index_scheduled)
-        self._in_this_step.clear()
+        if self._in_this_step:
+            self._in_this_step = set()
         if self.loads:
             self.guarded(self._settle_loads)
 
@@ -200,6 +214,9 @@ class RadixBlockPool(MarkedBlockPool):
         """Put the whole blocks that this step will compute into the tree, so they can be shared."""
         scheduled, self._scheduled = self._scheduled, {}
         for request, blocks, begin, end in scheduled.values():
+            record = self.records.lagging(request)
+            if record is None or record.num_indexed >= end:
+                continue  # its whole prompt is in the tree by now
             self.index(request, blocks, end)
             new = blocks[begin // self.block_size : end // self.block_size]
             for of_group in (new, *self.groups.window_blocks_of(request, begin, end)):
@@ -231,16 +248,17 @@ class RadixBlockPool(MarkedBlockPool):
             num_tokens = self.inexact.num_exact(request.request_id, num_tokens)
             if not num_tokens:
                 return False
-        tree, own = self.tree, record.own
-        num_known = 0
+        tree, own, hit = self.tree, record.own, None
         if not tree.can_extend(own, num_tokens):
             own = None
-        elif own is not None:
-            if own.end == num_tokens and not states:
-                if is_last_use:
-                    tree.record_use(own, request.priority)
-                return True
-            num_known = own.end
+            if not self.indexes_output:
+                hit = record.end_of_hit(num_tokens)
+        elif own is not None and own.end == num_tokens and not states:
+            if is_last_use:
+                tree.record_use(own, request.priority)
+            return True
+        known = own if own is not None else hit
+        num_known = known.end if known is not None else 0
         tokens = record.tokens
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
@@ -253,6 +271,7 @@ class RadixBlockPool(MarkedBlockPool):
             request.priority,
             self.groups.window_ids(request, num_known, num_tokens),
             states,
+            hit,
         )
         record.num_indexed = num_tokens
         if is_last_use:

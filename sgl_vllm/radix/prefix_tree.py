@@ -103,6 +103,7 @@ class PrefixTree:
         priority: int = 0,
         windows: Sequence[Sequence[int]] = (),
         states: States | None = None,
+        known: Node | None = None,
     ) -> InsertResult:
         """Record that `block_ids` hold the KV of `tokens`, from the first token on.
 
@@ -125,6 +126,8 @@ class PrefixTree:
                 like `block_ids` but by its own block size; `HOLE` for those that the caller does
                 not have. They also fill holes of cached tokens.
             states: states after prefixes of `tokens`, at positions in (0, n].
+            known: without `own_leaf`, a node of the tree that ends with a prefix of `tokens`. Then
+                `block_ids` begin at `known.end // block_size`. Not with windows or states.
 
         Raises:
             ValueError: too few blocks for the tokens, a position outside (0, n], or a block that is
@@ -132,7 +135,9 @@ class PrefixTree:
         """
         size = self.block_size
         num_tokens = len(tokens) // TOKEN_BYTES
-        num_known = own_leaf.end if own_leaf is not None else 0
+        if own_leaf is not None:
+            known = own_leaf
+        num_known = known.end if known is not None else 0
         first_block = num_known // size
         if (first_block + len(block_ids)) * size < num_tokens:
             num_blocks = first_block + len(block_ids)
@@ -143,7 +148,7 @@ class PrefixTree:
             return InsertResult(None, [], [])
         given = Given(windows, states or {}, num_known, own_leaf)
         taken: list[int] = []
-        node, matched = self._locate(namespace, tokens, own_leaf)
+        node, matched = self._locate(namespace, tokens, known)
         for component in self.components:
             taken += component.fill_holes(node, matched, given)
         if matched == num_tokens:
@@ -180,13 +185,11 @@ class PrefixTree:
             taken += component.after_insert(node, given)
         return InsertResult(node, taken, evicted)
 
-    def _locate(
-        self, namespace: Namespace, tokens: Tokens, own_leaf: Node | None
-    ) -> tuple[Node, int]:
+    def _locate(self, namespace: Namespace, tokens: Tokens, known: Node | None) -> tuple[Node, int]:
         """The deepest node that `tokens` reach, which may be a new root, and how many of them it
-        and its parents hold."""
-        if own_leaf is not None:
-            return descend(own_leaf, tokens, own_leaf.end)
+        and its parents hold. `known` holds a prefix of them."""
+        if known is not None:
+            return descend(known, tokens, known.end)
         root = self.roots.get(namespace)
         if root is not None:
             return descend(root, tokens, 0)

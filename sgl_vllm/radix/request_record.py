@@ -84,6 +84,13 @@ class RequestRecord:
         num_tokens, node = self.used
         return node if node is not None and node.end == num_tokens else None
 
+    def end_of_hit(self, num_tokens: int) -> Node | None:
+        """The node of the tree that ends with `used`, if that is no more than `num_tokens`; None if
+        it has left the tree, or another request's tokens follow in it."""
+        num_used, node = self.used
+        is_there = node is not None and node.parent is not None and node.end == num_used
+        return node if is_there and num_used <= num_tokens else None
+
 
 class RequestRecords:
     """The records of all live requests, each made when it is first asked for."""

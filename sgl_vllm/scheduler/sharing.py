@@ -146,19 +146,25 @@ class PrefillSharing:
         record = self._radix.pool.records.of(request)
         if record is None:
             return None
-        num_shared = self._radix.hit_length_mid_step(request)
-        place = num_shared * TOKEN_BYTES
-        next_token = record.tokens[place : place + TOKEN_BYTES]
+        # As of its last score; what is cached only grows in a step.
+        num_shared = self._waiting.match_of(request).num_tokens
+        prefix = record.tokens[: (num_shared + 1) * TOKEN_BYTES]
         num_with_same_next_tokens = 0  # counted at the first candidate: most requests have none
         for other in self._prefilling():
             self.num_comparisons += 1
-            other_record = self._radix.pool.records.of(other)
+            other_record = self._radix.pool.records.lagging(other)
             if (
                 other_record is None
+                or not other_record.tokens.startswith(prefix)
                 or other_record.namespace != record.namespace
-                or not other_record.tokens.startswith(next_token, place)
             ):
                 continue
+            if not num_with_same_next_tokens:
+                num_with_same_next_tokens = self._waiting.num_with_same_next_tokens(request)
+                num_shared = self._radix.hit_length_mid_step(request)
+                prefix = record.tokens[: (num_shared + 1) * TOKEN_BYTES]
+                if not other_record.tokens.startswith(prefix):
+                    continue
             num_common = common_prefix_length(other_record.tokens, record.tokens)
             num_common = min(num_common, request.num_tokens - 1)
             if self._radix.groups.recurrent:
@@ -168,9 +174,6 @@ class PrefillSharing:
                 num_common = max(stops, default=0)
             elif other.num_computed_tokens >= num_common + self._radix.block_size:
                 continue  # whole blocks that it has passed are cached, or have been evicted again
-            num_with_same_next_tokens = (
-                num_with_same_next_tokens or self._waiting.num_with_same_next_tokens(request)
-            )
             num_saved = (num_common - num_shared) * num_with_same_next_tokens
             if num_saved >= self.min_saved_tokens:
                 return _Leader(other.request_id, num_shared)

@@ -25,8 +25,9 @@ from tests.effort import some_nightly
 from tests.engine.machine import Machine
 
 ENTRY_POINTS = {
-    *("sgl_vllm.radix.pool", "sgl_vllm.radix.manager", "sgl_vllm.scheduler.queue"),
-    *("sgl_vllm.scheduler.scheduler", "sgl_vllm.scheduler.control", "sgl_vllm.scheduler.assembly"),
+    *("sgl_vllm.radix.pool", "sgl_vllm.radix.manager", "sgl_vllm.radix.allocation"),
+    *("sgl_vllm.scheduler.queue", "sgl_vllm.scheduler.scheduler"),
+    *("sgl_vllm.scheduler.control", "sgl_vllm.scheduler.assembly"),
 }
 """vLLM calls the methods of these modules, so an injected error would be raised into vLLM."""
 
@@ -41,7 +42,8 @@ TRUSTED = {
         "Lookup.note_copied",
     ),
     *("Lookup.is_waiting", "ScoredRequests.expect"),
-    *("ScoredRequests.before_update", "ScoredRequests.after_update", "Programs.arrived"),
+    *("ScoredRequests.before_update", "ScoredRequests.after_update"),
+    *("ScoredRequests.follows_outputs", "Refusals.follows_outputs", "Programs.arrived"),
     *("Programs.step_starts", "Programs._guarded", "Programs._read_left"),
 }
 """The table of waiting requests, which is the queue; and lookups and additions of a line or two."""

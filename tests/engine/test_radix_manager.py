@@ -43,6 +43,27 @@ def test_the_bytes_of_layers_of_several_shapes_are_counted_once():
     assert max_copies(KVCacheConfig(100, [], kv_cache_groups=[])) is None
 
 
+@pytest.mark.parametrize("connector", [False, True])
+def test_what_a_running_request_generates_is_found_when_it_ends(connector):
+    """A connector looks its blocks up by their hashes, so there they are found as they fill."""
+    cache = Cache(has_connector=connector, hashes=connector)
+    request, generated = cache.request(PREFIX[:SIZE]), list(range(1000, 1000 + 2 * SIZE + 3))
+    cache.allocate(request)
+    cache.manager.before_schedule([request])
+    for token in generated:
+        request.append_output_token_ids(token)
+        cache.manager.new_step_starts()
+        assert cache.manager.allocate_slots(request, 1) is not None
+        request.num_computed_tokens += 1
+        (held,) = cache.manager.get_block_ids(request.request_id)
+        assert len(held) == -(-request.num_computed_tokens // SIZE)
+    again = [*PREFIX[:SIZE], *generated, 1]
+    assert cache.hit(again) == (3 * SIZE if connector else SIZE)
+    request.status = RequestStatus.FINISHED_STOPPED
+    cache.manager.free(request)
+    assert cache.hit(again) == 3 * SIZE + 3
+
+
 @pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])
 def test_what_an_asynchronous_load_never_brought_is_not_found(status):
     cache = Cache(has_connector=True, hashes=True)
