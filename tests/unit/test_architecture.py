@@ -34,6 +34,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.pool",
     "sgl_vllm.radix.marked_pool",
     "sgl_vllm.radix.part",
+    "sgl_vllm.radix.allocation",
     "sgl_vllm.radix.manager",
     "sgl_vllm.radix.retention",
     "sgl_vllm.approximate.chunk_rows",
