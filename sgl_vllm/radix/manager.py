@@ -269,6 +269,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         forward pass begins."""
         for request in prompts_done:
             self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
+        self.pool.index_scheduled()
 
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer

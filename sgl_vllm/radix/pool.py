@@ -43,6 +43,7 @@ from sgl_vllm.radix.marked_pool import MarkedBlockPool
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.request_record import RequestRecord, RequestRecords
+from sgl_vllm.radix.scheduled import Scheduled, is_continued
 from sgl_vllm.radix.stats import EvictionCounters
 from sgl_vllm.radix.tokens import TOKEN_BYTES
 from sgl_vllm.radix.tree import RadixTree
@@ -72,10 +73,9 @@ class RadixBlockPool(MarkedBlockPool):
     first_computed: int | None
     """The first token that is not a hit, of the request that is being given blocks; None while no
     request is. vLLM sets `num_computed_tokens` of a new request only afterwards."""
-    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int, int]]
-    """By request id, the blocks of full attention with the tokens `[begin, end)`, whole ones that
-    this step will compute and that are not in the tree yet. They enter it at the next lookup or
-    when the next step starts, whichever comes first."""
+    _scheduled: dict[str, Scheduled]
+    """By request id. They enter the tree at the next lookup that they are of use to, or when the
+    next step starts, whichever comes first."""
     inexact: InexactRequests
     _in_this_step: set[int]
     """Blocks in the tree whose contents exist only after this step's forward pass: not to be copied
@@ -135,21 +135,12 @@ class RadixBlockPool(MarkedBlockPool):
         if record is None:
             return NO_MATCH
         match = self.tree.match_prefix(record.namespace, record.tokens)
-        if self._scheduled and self._is_continued(record, match.num_tokens):
+        if self._scheduled and (
+            self.indexes_output or is_continued(record, match.num_tokens, self._scheduled)
+        ):
             self._index_scheduled()
             match = self.tree.match_prefix(record.namespace, record.tokens)
         return match
-
-    def _is_continued(self, record: RequestRecord, num_tokens: int) -> bool:
-        """Whether this step computes more of a request than its first `num_tokens`, which the tree
-        has."""
-        prefix = record.tokens[: TOKEN_BYTES * (num_tokens + 1)]
-        others = [one[0] for one in self._scheduled.values() if one[3] > num_tokens]
-        return any(
-            other.tokens.startswith(prefix) and other.namespace == record.namespace
-            for other in map(self.records.of, others)
-            if other is not None
-        )
 
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
@@ -182,8 +173,7 @@ class RadixBlockPool(MarkedBlockPool):
 
     def step_starts(self) -> None:
         """All that was scheduled so far is computed before the next forward pass."""
-        if self._scheduled:
-            self.guarded(self._index_scheduled)
+        self.index_scheduled()
         if self._in_this_step:
             self._in_this_step = set()
         if self.loads:
@@ -210,13 +200,18 @@ class RadixBlockPool(MarkedBlockPool):
         self.counters.expired_tokens += num_tokens - self.tree.num_tokens
         self.counters.evicted_states += num_states - self.tree.num_states
 
+    def index_scheduled(self) -> None:
+        """Put what was scheduled so far into the tree."""
+        if self._scheduled:
+            self.guarded(self._index_scheduled)
+
     def _index_scheduled(self) -> None:
         """Put the whole blocks that this step will compute into the tree, so they can be shared."""
         scheduled, self._scheduled = self._scheduled, {}
-        for request, blocks, begin, end in scheduled.values():
-            record = self.records.lagging(request)
-            if record is None or record.num_indexed >= end:
+        for record, blocks, begin, end in scheduled.values():
+            if record.num_indexed >= end and not self.indexes_output:
                 continue  # its whole prompt is in the tree by now
+            request = record.request
             self.index(request, blocks, end)
             new = blocks[begin // self.block_size : end // self.block_size]
             for of_group in (new, *self.groups.window_blocks_of(request, begin, end)):
@@ -307,9 +302,11 @@ class RadixBlockPool(MarkedBlockPool):
                 begin = request.num_computed_tokens
             if begin < request.num_prompt_tokens or self.indexes_output:
                 end = num_full_blocks * block_size
-                self._scheduled[request.request_id] = request, blocks, begin, end
+                record = self.guarded(self.records.of, request)
+                if record is not None:
+                    self._scheduled[request.request_id] = Scheduled(record, blocks, begin, end)
             if self.hash_blocks:
-                self.guarded(self._index_scheduled)
+                self.index_scheduled()
         if not self.is_off:
             return
         if self.inexact:
