@@ -19,7 +19,9 @@ from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
     from vllm.v1.outputs import ModelRunnerOutput
 
 _PASSES = {"FULL": "full_graph_passes", "PIECEWISE": "piecewise_graph_passes"}
@@ -37,14 +39,8 @@ class StepTimer:
         self._passes: dict[str, int] = {}
         self._counts_graphs = counts_graphs
         self._ended_s = time.monotonic()
-        scheduler, executor = engine.scheduler, engine.model_executor
-        self._time(scheduler, "schedule", "schedule_s")
-        self._time(scheduler, "get_grammar_bitmask", "bitmask_s")
-        self._time(executor, "execute_model", "execute_s")
-        self._time(executor, "sample_tokens", "sample_s", waits=True)
-        self._time(scheduler, "update_from_output", "update_s", waits=True)
-        if counts_graphs:
-            wrap(scheduler, "update_from_output")(self._count)
+        self._time_scheduler(engine.scheduler)
+        self._time_executor(engine.model_executor)
 
     @property
     def times(self) -> StepTimes:
@@ -54,27 +50,55 @@ class StepTimer:
     def graphs(self) -> GraphPasses | None:
         return GraphPasses(**self._passes) if self._counts_graphs else None
 
-    def _time(self, owner: object, method: str, part: str, *, waits: bool = False) -> None:
-        """Whatever is left before a part that `waits` is time in which it waits."""
-        seconds = self._seconds
+    def _time_scheduler(self, scheduler: Scheduler) -> None:
+        @wrap(scheduler, "schedule")
+        def schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return self._timed("schedule_s", original, *args, **kwargs)
 
-        def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            begun_s = time.monotonic()
-            if waits:
-                seconds["wait_s"] = seconds.get("wait_s", 0.0) + begun_s - self._ended_s
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._ended_s = time.monotonic()
-                seconds[part] = seconds.get(part, 0.0) + self._ended_s - begun_s
+        @wrap(scheduler, "get_grammar_bitmask")
+        def get_grammar_bitmask(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return self._timed("bitmask_s", original, *args, **kwargs)
 
-        wrap(owner, method)(timed)
+        @wrap(scheduler, "update_from_output")
+        def update_from_output(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._waited()
+            return self._timed("update_s", original, *args, **kwargs)
+
+        if self._counts_graphs:
+            wrap(scheduler, "update_from_output")(self._count)
+
+    def _time_executor(self, executor: Executor) -> None:
+        @wrap(executor, "execute_model")
+        def execute_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return self._timed("execute_s", original, *args, **kwargs)
+
+        @wrap(executor, "sample_tokens")
+        def sample_tokens(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._waited()
+            return self._timed("sample_s", original, *args, **kwargs)
+
+    def _waited(self) -> None:
+        """The engine has waited for a pass since the last part ended."""
+        waited_s = time.monotonic() - self._ended_s
+        self._seconds["wait_s"] = self._seconds.get("wait_s", 0.0) + waited_s
+
+    def _timed(self, part: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        begun_s = time.monotonic()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._ended_s = time.monotonic()
+            seconds = self._seconds.get(part, 0.0) + self._ended_s - begun_s
+            self._seconds[part] = seconds
 
     def _count(
-        self, original: Callable[..., Any], scheduled: SchedulerOutput, output: ModelRunnerOutput
+        self,
+        original: Callable[..., Any],
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
     ) -> Any:
-        graph = getattr(output, "cudagraph_stats", None)
+        graph = getattr(model_runner_output, "cudagraph_stats", None)
         if graph is not None:
             name = _PASSES.get(graph.runtime_mode, "no_graph_passes")
             self._passes[name] = self._passes.get(name, 0) + 1
-        return original(scheduled, output)
+        return original(scheduler_output, model_runner_output)
