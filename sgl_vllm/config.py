@@ -308,6 +308,19 @@ class Options:
         },
         page="structured-output.md#jump-forward",
     )
+    jump_graph_tokens: int = _option(
+        16,
+        "On vLLM's V2 model runner, capture full CUDA graphs for passes in which every request "
+        "computes at most this many tokens, forced ones included. Others leave full graphs. Needs "
+        "an attention backend that allows it, such as FlashAttention 3. 0 captures none.",
+        page="structured-output.md#what-a-jump-costs",
+    )
+    jump_graph_batch: int = _option(
+        256,
+        "The largest pass, in tokens, that gets such a graph. There is one for each size up to "
+        "this of `--compilation-config.cudagraph_capture_sizes`.",
+        page="structured-output.md#what-a-jump-costs",
+    )
     self_check: str = _option(
         "auto",
         "Before the first request, compare each part with a reference on this device, and switch "

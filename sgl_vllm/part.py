@@ -33,18 +33,13 @@ NO_PREFIX_CACHING = (
 class SchedulerFacts:
     """All that decides, of a scheduler, whether a part can work: of one that runs, or of one that
     was never made (`preview/engine.py`).
-
-    Attributes:
-        use_pp: whether the model is split into a pipeline of stages.
     """
 
     vllm_config: VllmConfig
     has_connector: bool
     policy: SchedulingPolicy
     block_size: int
-    use_pp: bool
     use_v2_model_runner: bool
-    return_sampling_mask: bool
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> SchedulerFacts:
@@ -54,10 +49,7 @@ class SchedulerFacts:
             has_connector=scheduler.connector is not None,
             policy=scheduler.policy,
             block_size=scheduler.block_size,
-            use_pp=scheduler.use_pp,
             use_v2_model_runner=scheduler.use_v2_model_runner,
-            # vLLM 0.31 has none.
-            return_sampling_mask=getattr(scheduler, "return_sampling_mask", False),
         )
 
 

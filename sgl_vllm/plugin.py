@@ -19,10 +19,11 @@ nothing:
     core.generate_scheduler_kv_cache_config
                                      keeps the kinds of all layers, for our scheduler to see
     EngineCore._initialize_kv_caches, core.enable_envs_cache
-                                     in EngineCore's __init__, the latter last of all. Then our
-                                     scheduler chooses the block hasher, prepares workers, and
-                                     checks the parts on this device (`self_check/`), and times
-                                     steps
+                                     in EngineCore's __init__, the latter last of all. Before the
+                                     former, workers are asked to capture graphs for jumps. After
+                                     the latter, our scheduler chooses the block hasher, prepares
+                                     workers, checks the parts on this device (`self_check/`), and
+                                     times steps
     EngineCore.sgl_vllm_call         (added) what the HTTP routes call in the engine's process
     DPLBAsyncMPClient                chooses a data-parallel rank; only with `rank_routing`
 """
@@ -129,11 +130,17 @@ def _engine_call(engine: EngineCore, what: str, arguments: dict[str, Any] | None
 
 
 def _initialize_kv_caches(
-    original: Callable[..., KVCacheConfig], engine: EngineCore, *args: Any, **kwargs: Any
+    original: Callable[[EngineCore, VllmConfig], KVCacheConfig],
+    engine: EngineCore,
+    vllm_config: VllmConfig,
 ) -> KVCacheConfig:
     global _starting
     _starting = weakref.ref(engine)
-    return original(engine, *args, **kwargs)
+    if CONFIG_KEY in (vllm_config.additional_config or {}):
+        from sgl_vllm.jump import full_graphs
+
+        full_graphs.prepare(vllm_config, engine.model_executor.collective_rpc)
+    return original(engine, vllm_config)
 
 
 def _generate_scheduler_kv_cache_config(

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sgl_vllm.commands.terminal import Misused, plural
+from sgl_vllm.part import BY_OPTION
 from sgl_vllm.preview.outlook import Outlook, Refused, State
 from sgl_vllm.vllm_api import versions
 from sgl_vllm.vllm_api.probe import missing_hooks
@@ -127,6 +128,11 @@ def show(outlook: Outlook, console: Console) -> None:
     engine.add_row("device", escape(outlook.device))
     engine.add_row("runs with", f"the {outlook.model_runner} runner, {scheduling} scheduling")
     engine.add_row("KV cache", groups or "none")
+    if outlook.why_no_jump_graphs is None:
+        count = plural(outlook.jump_graphs, "full CUDA graph")
+        engine.add_row("jumps", f"run in {count} of their own")
+    elif outlook.why_no_jump_graphs != BY_OPTION:
+        engine.add_row("jumps", escape(f"leave full CUDA graphs: {outlook.why_no_jump_graphs}"))
     console.print(engine, highlight=False)
 
     console.print()

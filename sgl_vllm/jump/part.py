@@ -14,33 +14,42 @@ from sgl_vllm.part import EngineView, Part, returns_routed_experts
 from sgl_vllm.speculation import refusal
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
+    from sgl_vllm.config import Options
 
-def _unsupported(engine: EngineView) -> str | None:
-    scheduler, vllm_config = engine.scheduler, engine.vllm_config
-    if engine.options.jump_mode == "canonical" and (reason := why_no_backend(vllm_config)):
+
+def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
+    """Why no request jumps in an engine of this configuration; None if requests do."""
+    model_config = vllm_config.model_config
+    if options.jump_mode == "canonical" and (reason := why_no_backend(vllm_config)):
         return reason
     if (reason := refusal(vllm_config)) is not None:
         return reason
-    if reason := why_no_jumps(vllm_config.model_config):
+    if reason := why_no_jumps(model_config):
         return reason
-    if vllm_config.model_config.is_encoder_decoder:
+    if model_config.is_encoder_decoder:
         return "the model has an encoder beside its decoder"
-    if scheduler.return_sampling_mask:
+    if getattr(model_config, "return_sampling_mask", False):  # vLLM 0.31 has none
         return "sampling masks are returned for every token"
     if returns_routed_experts(vllm_config):
         return "routed experts are returned, and vLLM asks for those of the last token of a step"
     if getattr(vllm_config.cache_config, "use_replayssm", False):  # vLLM 0.31 has none
         return "replaying SSM states counts the steps of a request, not its tokens"
-    if scheduler.use_pp and scheduler.use_v2_model_runner and engine.options.self_check != "on":
+    is_pipeline = vllm_config.parallel_config.pipeline_parallel_size > 1
+    if is_pipeline and vllm_config.use_v2_model_runner and options.self_check != "on":
         return (
             "with pipeline parallelism and the V2 model runner it has never run "
             "(self_check=on tries it here)"
         )
     return None
+
+
+def _unsupported(engine: EngineView) -> str | None:
+    return why_unsupported(engine.vllm_config, engine.options)
 
 
 PART = Part("jump_forward", _unsupported)

@@ -15,8 +15,9 @@ from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.jump.full_graphs import GraphsOutlook, sizes_of, why_not, why_not_with
 from sgl_vllm.part import SchedulerFacts
-from sgl_vllm.preview.layers import kv_cache_config
+from sgl_vllm.preview.layers import attention_groups, kv_cache_config
 from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, Refused, State
 from sgl_vllm.preview.resolve import one_line, resolve
 from sgl_vllm.scheduler.assembly import PARTS, decide
@@ -54,6 +55,7 @@ def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) ->
         is_checked = plan.runs and name in CHECKED
         return PartOutlook(name, State.CHECKED if is_checked else State.ON)
 
+    graphs = _jump_graphs(config, options)
     return Outlook(
         model=model,
         device=current_platform.get_device_name(),
@@ -63,7 +65,18 @@ def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) ->
         prefix_caching=bool(config.cache_config.enable_prefix_caching),
         kv_cache=_described(kv_cache),
         parts=[outlook(part.name) for part in PARTS],
+        jump_graphs=graphs.num_graphs,
+        why_no_jump_graphs=graphs.reason,
     )
+
+
+def _jump_graphs(config: VllmConfig, options: Options) -> GraphsOutlook:
+    if reason := why_not(config, options):
+        return GraphsOutlook(reason=reason)
+    mode = config.compilation_config.cudagraph_mode
+    assert mode is not None  # said above
+    reason = why_not_with(attention_groups(config), config, options, mode)
+    return GraphsOutlook(0 if reason else len(sizes_of(config, options)), reason)
 
 
 def _described(kv_cache: KVCacheConfig) -> list[KVCacheGroups]:
@@ -81,7 +94,5 @@ def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:
         has_connector=config.kv_transfer_config is not None,
         policy=SchedulingPolicy(config.scheduler_config.policy),
         block_size=resolve_kv_cache_block_sizes(kv_cache, config)[0],
-        use_pp=config.parallel_config.pipeline_parallel_size > 1,
         use_v2_model_runner=config.use_v2_model_runner,
-        return_sampling_mask=getattr(config.model_config, "return_sampling_mask", False),
     )

@@ -32,10 +32,12 @@ from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+from vllm.v1.worker.utils import AttentionGroup
 from vllm.v1.worker.workspace import init_workspace_manager
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 AVAILABLE_BYTES = 1 << 50
@@ -62,6 +64,18 @@ def kv_cache_config(config: VllmConfig) -> KVCacheConfig:
         core.model_executor = cast(Executor, _PlannedWorkers(config))
         core.available_gpu_memory_for_kv_cache = -1
         return core._initialize_kv_caches(config)
+
+
+def attention_groups(config: VllmConfig) -> list[list[AttentionGroup]]:
+    """Each layer of `kv_cache_config` with its attention backend. In the place of the builder of
+    its metadata is the builder's class, which says what can be captured in a graph."""
+    layers = config.compilation_config.static_forward_context
+    groups = []
+    for name, spec in get_kv_cache_spec(config).items():
+        backend: type[AttentionBackend] = layers[name].get_attn_backend()
+        builders = [backend.get_builder_cls()]
+        groups.append(AttentionGroup(backend, [name], spec, 0, metadata_builders=builders))
+    return [groups]
 
 
 def _build_draft_layers(config: VllmConfig) -> None:

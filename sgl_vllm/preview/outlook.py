@@ -63,6 +63,8 @@ class Outlook:
         device: its name; of a GPU that is not there if `is_prediction`.
         model_runner: "V1" or "V2".
         kv_cache: the groups that vLLM forms of the whole model's layers.
+        jump_graphs: how many full CUDA graphs are captured for passes with jumps.
+        why_no_jump_graphs: why none are; None if some are.
     """
 
     model: str
@@ -73,6 +75,8 @@ class Outlook:
     prefix_caching: bool
     kv_cache: list[KVCacheGroups] = field(default_factory=list)
     parts: list[PartOutlook] = field(default_factory=list)
+    jump_graphs: int = 0
+    why_no_jump_graphs: str | None = BY_OPTION
 
     @property
     def is_complete(self) -> bool:

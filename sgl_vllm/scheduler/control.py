@@ -16,7 +16,8 @@ from vllm.logger import init_logger
 
 from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import Options
-from sgl_vllm.jump import forced_rows
+from sgl_vllm.jump import forced_rows, full_graphs
+from sgl_vllm.part import BY_OPTION
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.snapshot import NO_CONTEXTS
@@ -194,6 +195,7 @@ class EngineControl:
             if reason is not None:
                 parts.switch_off("jump_forward", reason)
                 log_states(parts)
+            self._log_graphs(collective_rpc)
         radix = parts.radix
         if radix is None:
             return
@@ -208,6 +210,13 @@ class EngineControl:
                 parts.have_changed()
             else:
                 parts.approximate.install(parts.scheduler)
+
+    def _log_graphs(self, collective_rpc: Callable[..., list[Any]]) -> None:
+        graphs = full_graphs.outlook_of(self._vllm_config, self._options, collective_rpc)
+        if graphs.reason is None:
+            logger.info("sgl-vllm: %d full CUDA graphs for passes with jumps", graphs.num_graphs)
+        elif graphs.reason != BY_OPTION:
+            logger.info("sgl-vllm: passes with jumps leave full CUDA graphs: %s", graphs.reason)
 
     def check_before_serving(self, engine: EngineCore) -> None:
         """Check the parts on this device, if that is planned. To be called last.

@@ -3,6 +3,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from vllm.config.compilation import CUDAGraphMode
 
 def set_current_vllm_config(
     vllm_config: VllmConfig,
@@ -11,6 +12,7 @@ def set_current_vllm_config(
 class VllmConfig:
     additional_config: Mapping[str, Any]  # any mapping of the user's; ours has a key of its own
     cache_config: CacheConfig
+    compilation_config: CompilationConfig  # [jump_graph_tokens]
     device_config: DeviceConfig
     model_config: ModelConfig
     parallel_config: ParallelConfig
@@ -22,9 +24,14 @@ class VllmConfig:
     quant_config: object | None  # [preview]
 
     @property
-    def use_v2_model_runner(self) -> bool: ...  # [preview]
+    def use_v2_model_runner(self) -> bool: ...  # [jump_forward, preview]
     @property
     def num_prefill_lookahead_tokens(self) -> int: ...
+
+class CompilationConfig:  # [jump_graph_tokens, preview]
+    static_forward_context: dict[str, Any]  # [preview]
+    cudagraph_mode: CUDAGraphMode | None
+    cudagraph_capture_sizes: list[int] | None
 
 class CacheConfig:
     enable_prefix_caching: bool
@@ -44,6 +51,7 @@ class ModelConfig:
     runner_type: str  # [self_check]
     skip_tokenizer_init: bool  # [fsm, jump_forward]
     logits_processors: list[str | type] | None  # [jump_forward]
+    return_sampling_mask: bool  # [jump_forward] since 0.32
     logprobs_mode: str  # [jump_forward, routes]
     max_model_len: int  # [radix, routes, self_check, approximate_reuse]
 
@@ -63,11 +71,11 @@ class ModelConfig:
 
 class ParallelConfig:
     tensor_parallel_size: int  # [self_check]
-    pipeline_parallel_size: int  # [self_check]
+    pipeline_parallel_size: int  # [jump_forward, self_check]
     data_parallel_index: int  # [self_check]
     data_parallel_size: int
-    decode_context_parallel_size: int  # [radix]
-    prefill_context_parallel_size: int  # [radix]
+    decode_context_parallel_size: int  # [radix, jump_graph_tokens]
+    prefill_context_parallel_size: int  # [radix, jump_graph_tokens]
     data_parallel_size_local: int  # [rank_routing]
     world_size: int  # [preview, approximate_reuse]
     worker_cls: str  # [preview]
@@ -75,11 +83,12 @@ class ParallelConfig:
     distributed_executor_backend: str | type[object] | None
 
     @property
-    def use_ubatching(self) -> bool: ...  # [approximate_reuse]
+    def use_ubatching(self) -> bool: ...  # [approximate_reuse, jump_graph_tokens]
     def reconfigure_for_independent_dp_rank(self) -> None: ...  # [preview]
 
 class SchedulerConfig:
     scheduler_cls: str | type[object] | None
+    max_num_seqs: int  # [jump_graph_tokens]
     async_scheduling: bool | None
     enable_chunked_prefill: bool  # [self_check, approximate_reuse]
     policy: str  # [preview]

@@ -5,11 +5,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-class AttentionBackend: ...  # [preview]
+class AttentionBackend:  # [jump_graph_tokens, preview]
+    @staticmethod
+    def get_builder_cls() -> type: ...  # [preview]
+
 class AttentionImplBase: ...  # [approximate_reuse]
 
-class AttentionCGSupport(Enum):  # [prefix_attention]
-    NEVER = ...
+class AttentionCGSupport(Enum):  # [prefix_attention, jump_graph_tokens]
+    NEVER = ...  # [prefix_attention]
+    ALWAYS = ...  # [jump_graph_tokens]
 
 class AttentionType(Enum):  # [prefix_attention]
     DECODER = ...

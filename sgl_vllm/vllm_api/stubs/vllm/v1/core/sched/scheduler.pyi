@@ -23,7 +23,6 @@ class Scheduler:
     block_size: int
     hash_block_size: int  # [jump_forward]
     max_model_len: int
-    use_pp: bool
     use_v2_model_runner: bool
     requests: dict[str, Request]
     running: list[Request]
@@ -33,7 +32,6 @@ class Scheduler:
     kv_holding_waiting: RequestQueue  # [jump_forward, self_check]
     deferred_waiting: set[Request]  # [jump_forward, self_check]
     prev_step_scheduled_req_ids: set[str]  # [self_check]
-    return_sampling_mask: bool  # [jump_forward]
     max_num_scheduled_tokens: int  # [approximate_reuse, self_check]
     finished_req_ids: set[str]  # [approximate_reuse, self_check]
     # What canaries may leave after a fault.

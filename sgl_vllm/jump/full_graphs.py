@@ -1,0 +1,254 @@
+"""Full CUDA graphs for passes with jumps, on vLLM's V2 model runner. Not run on a GPU yet.
+
+Owns which graphs are captured beside vLLM's, and which passes may run in them. Does not own how the
+runner gets forced tokens (`forced_rows.py`).
+
+vLLM captures full graphs for rows of one token. Forced tokens count as a prefill, and a batch with
+a prefill runs in piecewise graphs, or in none. For adaptive verification, vLLM also has full graphs
+for rows of different lengths. Here these are captured for rows of 1 to `jump_graph_tokens` tokens:
+
+    tokens of the rows              vLLM        here
+    1 1 1 1                         full        full
+    1 1 6 1      6 are forced       piecewise   full, for rows of different lengths
+    1 1 90 1     a prompt, or more  piecewise   piecewise
+                 forced tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any  # Any: arguments of vLLM's
+
+import numpy as np
+from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
+
+from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.degrade import Guard
+from sgl_vllm.jump.part import why_unsupported
+from sgl_vllm.part import BY_OPTION
+from sgl_vllm.vllm_api.patching import wrap
+from sgl_vllm.vllm_api.probe import missing_hooks
+from sgl_vllm.vllm_api.runners import is_v2
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.model_runner import BatchReqState
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_worker import Worker
+    from vllm.v1.worker.utils import AttentionGroup
+
+logger = init_logger("vllm.sgl_vllm")
+
+_IN_WORKER = "_sgl_vllm_full_graphs"
+"""Attribute of a worker: its `_FullGraphs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphsOutlook:
+    """How many graphs an engine captures for jumps, or why it captures none."""
+
+    num_graphs: int = 0
+    reason: str | None = None
+
+
+def why_not(vllm_config: VllmConfig, options: Options) -> str | None:
+    """Why an engine captures no graphs for jumps, as far as its configuration says."""
+    parallel = vllm_config.parallel_config
+    mode = vllm_config.compilation_config.cudagraph_mode
+    if not (options.jump_graph_tokens and options.jump_forward):
+        return BY_OPTION
+    if missing := missing_hooks("jump_graph_tokens"):
+        return f"this vLLM lacks {', '.join(missing)}"
+    if not vllm_config.use_v2_model_runner:
+        return "vLLM's V1 model runner has no full graphs for rows of different lengths"
+    if mode is None or mode.decode_mode() != CUDAGraphMode.FULL:
+        return f"no full graphs are captured (cudagraph_mode={mode and mode.name})"
+    if vllm_config.speculative_config is not None:
+        return "with speculative decoding, full graphs are for rows with drafts"
+    for sizes, of in (
+        (parallel.pipeline_parallel_size, "pipeline parallelism"),
+        (parallel.data_parallel_size, "data parallelism of a mixture of experts"),
+        (parallel.decode_context_parallel_size, "context parallelism"),
+        (parallel.prefill_context_parallel_size, "context parallelism"),
+        (1 + parallel.use_ubatching, "microbatches"),
+    ):
+        if sizes > 1:
+            return f"with {of} it has never run"
+    if vllm_config.model_config.is_hybrid or vllm_config.model_config.is_attention_free:
+        return "recurrent layers compute forced tokens as a prefill"
+    return why_unsupported(vllm_config, options)
+
+
+def why_not_with(
+    groups: list[list[AttentionGroup]],
+    vllm_config: VllmConfig,
+    options: Options,
+    mode: CUDAGraphMode,
+) -> str | None:
+    """The same, as far as the attention backends and the graphs that they allow say."""
+    from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
+
+    refusal = get_varlen_cudagraph_unsupported_backend(
+        groups, vllm_config, options.jump_graph_tokens
+    )
+    if refusal is not None:
+        return f"{refusal[0]} has no full graphs for rows of different lengths"
+    if mode == CUDAGraphMode.FULL:
+        return "with cudagraph_mode=FULL, vLLM's own full graphs take them"
+    if mode.decode_mode() != CUDAGraphMode.FULL:
+        return f"no full graphs are captured (cudagraph_mode={mode.name})"
+    return None
+
+
+def sizes_of(vllm_config: VllmConfig, options: Options) -> list[int]:
+    """The tokens of the batches that the graphs are for, in increasing order. A pass with more than
+    one token in a row has at least two."""
+    most = vllm_config.scheduler_config.max_num_seqs * options.jump_graph_tokens
+    most = min(most, options.jump_graph_batch)
+    sizes = vllm_config.compilation_config.cudagraph_capture_sizes or ()
+    return [size for size in sorted(sizes) if 1 < size <= most]
+
+
+def prepare(vllm_config: VllmConfig, collective_rpc: Callable[..., Sequence[Any]]) -> None:
+    """Let workers capture these graphs. To be called before their memory is profiled: vLLM's
+    estimate then includes the graphs."""
+    options = Options.from_mapping(vllm_config.additional_config[CONFIG_KEY])
+    if why_not(vllm_config, options) is None:
+        _guard().run(collective_rpc, _use_in_worker, args=(options,))
+
+
+def outlook_of(
+    vllm_config: VllmConfig, options: Options, collective_rpc: Callable[..., Sequence[Any]]
+) -> GraphsOutlook:
+    """To be called when the workers have captured their graphs."""
+    if (reason := why_not(vllm_config, options)) is not None:
+        return GraphsOutlook(reason=reason)
+    found = _guard().run(collective_rpc, _outlook_in_worker)
+    return found[0] if found else GraphsOutlook(reason="an error: see the log")
+
+
+def _use_in_worker(worker: Worker, options: Options) -> None:
+    if is_v2(worker.model_runner):
+        vars(worker)[_IN_WORKER] = _FullGraphs(worker.model_runner, options)
+
+
+def _outlook_in_worker(worker: Worker) -> GraphsOutlook:
+    graphs: _FullGraphs | None = vars(worker).get(_IN_WORKER)
+    return graphs.outlook if graphs is not None else GraphsOutlook(reason="an error: see the log")
+
+
+def _guard() -> Guard:
+    return Guard("full graphs for jumps", "passes with jumps run as vLLM runs prefills", logger)
+
+
+class _FullGraphs:
+    """Those of one model runner. On an error, a pass runs in the graphs that vLLM chooses."""
+
+    def __init__(self, runner: RunnerV2, options: Options) -> None:
+        self.outlook = GraphsOutlook(reason="an error: see the log")
+        self._runner = runner
+        self._options = options
+        self._guard = _guard()
+        self._states: tuple[BatchReqState, BatchReqState] | None = None
+        """What this pass chooses its graph by, and what it computes."""
+        self._install(runner)
+
+    def _install(self, runner: RunnerV2) -> None:
+        def initialize(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            self._guard.run(self._add_graphs)
+
+        def gather(
+            original: Callable[..., tuple[BatchReqState | None, int | None]],
+            scheduler_output: SchedulerOutput,
+            dummy_run: bool,
+        ) -> tuple[BatchReqState | None, int | None]:
+            state, uniform = original(scheduler_output, dummy_run)
+            self._states = None
+            if state is not None and state.has_prefill and self.outlook.num_graphs:
+                self._guard.run(self._count_as_decode, state)
+            return self._states[0] if self._states is not None else state, uniform
+
+        def prepare_inputs(
+            original: Callable[..., InputBatch],
+            scheduler_output: SchedulerOutput,
+            batch_req_state: BatchReqState,
+            batch_desc: BatchExecutionDescriptor,
+            num_active_loras: int,
+        ) -> InputBatch:
+            if self._states is not None and batch_req_state is self._states[0]:
+                batch_req_state = self._states[1]
+                if batch_desc.cg_mode == CUDAGraphMode.FULL:  # captured without a prefill
+                    none = np.zeros_like(batch_req_state.is_prefilling_np)
+                    batch_req_state = batch_req_state._replace(is_prefilling_np=none)
+            return original(scheduler_output, batch_req_state, batch_desc, num_active_loras)
+
+        wrap(runner, "initialize_kv_cache")(initialize)
+        wrap(runner, "gather_batch_req_state")(gather)
+        wrap(runner, "prepare_inputs")(prepare_inputs)
+
+    def _count_as_decode(self, state: BatchReqState) -> None:
+        """If all rows of a prefill are short and after a prompt, where forced tokens are.
+
+        The choice of the graph then sees a batch without a prefill. Everything else sees one:
+        forced tokens are read from the request's row, as those of a prompt.
+        """
+        if state.num_scheduled_tokens.max() > self._options.jump_graph_tokens:
+            return
+        prompt_lens = self._runner.req_states.prompt_len.np[state.idx_mapping_np]
+        may = ~state.is_prefilling_np | (state.num_computed_prefill_tokens_np >= prompt_lens)
+        if state.prefill_runs_as_decode_np is not None:  # vLLM's: the last token of a prompt
+            may |= state.prefill_runs_as_decode_np
+        if may.all():
+            self._states = state._replace(has_prefill=False), state
+
+    def _add_graphs(self) -> None:
+        """To those that the runner's new manager of graphs will capture."""
+        runner, options = self._runner, self._options
+        manager = runner.cudagraph_manager
+        if manager is None:
+            return
+        config = runner.vllm_config
+        reason = why_not_with(runner.attn_groups, config, options, manager.cudagraph_mode)
+        support, backend = runner.model_state.get_additional_cg_support()
+        if reason is None and support.name != "ALWAYS":
+            reason = f"{backend} has no full graphs for rows of different lengths"
+        if reason is not None:
+            self.outlook = GraphsOutlook(reason=reason)
+            return
+        num_graphs = add_graphs(manager, sizes_of(config, options), options.jump_graph_tokens)
+        self.outlook = GraphsOutlook(num_graphs)
+
+
+def add_graphs(manager: CudaGraphManager, sizes: Sequence[int], max_query_len: int) -> int:
+    """Let a manager capture full graphs for batches of at most `sizes` tokens, in rows of 1 to
+    `max_query_len`, and choose them before piecewise ones. Returns how many."""
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+
+    full = CUDAGraphMode.FULL
+    added = [
+        BatchExecutionDescriptor(
+            cg_mode=full,
+            num_tokens=size,
+            num_reqs=min(size, manager.max_num_reqs),
+            max_query_len=max_query_len,
+            num_active_loras=num_loras,
+        )
+        for num_loras in manager.lora_capture_cases
+        for size in sizes
+    ]
+    # A graph that may be chosen must have been captured, so this comes first. The largest are
+    # captured first: the others use their memory.
+    captured = [*manager._capture_descs.get(full, ()), *added]
+    manager._capture_descs[full] = sorted(captured, key=lambda graph: -graph.num_tokens)
+    for graph in added:
+        smaller_size = max((size for size in sizes if size < graph.num_tokens), default=1)
+        for num_tokens in range(smaller_size + 1, graph.num_tokens + 1):
+            chosen_by = manager._candidates.setdefault((num_tokens, graph.num_active_loras), [])
+            chosen_by.insert(sum(one.cg_mode == full for one in chosen_by), graph)
+    return len(added)

@@ -1,0 +1,3 @@
+# [jump_graph_tokens]
+
+class InputBatch: ...
