@@ -21,6 +21,11 @@ class JumpCounters:
         "Passes that waited for the one in flight, because forced text was expected after it.",
         unit="passes",
     )
+    outside_full_graphs: int = counter(
+        "Passes with forced tokens in no full CUDA graph, with `--cudagraph-metrics`.",
+        unit="passes",
+        metric="jump_passes_outside_full_graphs",
+    )
     errors: int = counter(
         "Unexpected errors in a jump. Each is in the log.", unit="errors", metric="jump_errors"
     )

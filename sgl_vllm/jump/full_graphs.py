@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.sgl_vllm")
 
 _IN_WORKER = "_sgl_vllm_full_graphs"
-"""Attribute of a worker: its `_FullGraphs`."""
+"""Attribute of a worker: its `FullGraphs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ def outlook_of(
 
 def _use_in_worker(worker: Worker, options: Options) -> None:
     if is_v2(worker.model_runner):
-        vars(worker)[_IN_WORKER] = _FullGraphs(worker.model_runner, options)
+        vars(worker)[_IN_WORKER] = FullGraphs(worker.model_runner, options)
 
 
 def _outlook_in_worker(worker: Worker) -> GraphsOutlook:
-    graphs: _FullGraphs | None = vars(worker).get(_IN_WORKER)
+    graphs: FullGraphs | None = vars(worker).get(_IN_WORKER)
     return graphs.outlook if graphs is not None else GraphsOutlook(reason="an error: see the log")
 
 
@@ -146,7 +146,7 @@ def _guard() -> Guard:
     return Guard("full graphs for jumps", "passes with jumps run as vLLM runs prefills", logger)
 
 
-class _FullGraphs:
+class FullGraphs:
     """Those of one model runner. On an error, a pass runs in the graphs that vLLM chooses."""
 
     def __init__(self, runner: RunnerV2, options: Options) -> None:
@@ -209,15 +209,16 @@ class _FullGraphs:
 
     def _add_graphs(self) -> None:
         """To those that the runner's new manager of graphs will capture."""
+        from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
         runner, options = self._runner, self._options
         manager = runner.cudagraph_manager
         if manager is None:
             return
         config = runner.vllm_config
         reason = why_not_with(runner.attn_groups, config, options, manager.cudagraph_mode)
-        support, backend = runner.model_state.get_additional_cg_support()
-        if reason is None and support.name != "ALWAYS":
-            reason = f"{backend} has no full graphs for rows of different lengths"
+        if type(runner.model_state) is not DefaultModelState:
+            reason = f"{type(runner.model_state).__name__} may treat forced tokens as a prefill"
         if reason is not None:
             self.outlook = GraphsOutlook(reason=reason)
             return

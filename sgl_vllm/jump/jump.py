@@ -142,6 +142,9 @@ class JumpForward(StepHooks):
     ) -> None:
         self._has_sampled = scheduled.has_structured_output_requests
         self.unsent.replace_sampled(sampled)
+        graph = sampled.cudagraph_stats
+        if graph is not None and forced_rows.rows_of(scheduled):
+            self.counters.outside_full_graphs += graph.runtime_mode != "FULL"
 
     # -- before every forward pass ----------------------------------------------------------------
 

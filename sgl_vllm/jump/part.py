@@ -33,7 +33,7 @@ def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
         return reason
     if model_config.is_encoder_decoder:
         return "the model has an encoder beside its decoder"
-    if getattr(model_config, "return_sampling_mask", False):  # vLLM 0.31 has none
+    if model_config.return_sampling_mask:
         return "sampling masks are returned for every token"
     if returns_routed_experts(vllm_config):
         return "routed experts are returned, and vLLM asks for those of the last token of a step"

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -100,6 +101,24 @@ def test_the_table_has_each_part_its_state_and_why_it_is_off(answer, capfd) -> N
     assert "3 groups of SlidingWindowSpec, 30 layers, blocks of 16 tokens" in printed
     assert "schedule on fsm checked at start radix off the model has several" in printed
     assert "This is a prediction" in printed
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ({"jump_graphs": 34, "why_no_jump_graphs": None}, "jumps run in 34 full CUDA graphs"),
+        ({"why_no_jump_graphs": "no backend"}, "jumps leave full CUDA graphs: no backend"),
+        ({"why_no_jump_graphs": BY_OPTION}, ""),
+    ],
+)
+def test_the_table_says_how_many_graphs_jumps_cost_or_why_they_have_none(
+    answer, capfd, found, line
+) -> None:
+    answer(replace(outlook(ON), **found))
+    main(["doctor", HERE])
+    printed = " ".join(capfd.readouterr().out.split())
+    assert line in printed
+    assert ("jumps" in printed) == bool(line)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class ModelConfig:
     runner_type: str  # [self_check]
     skip_tokenizer_init: bool  # [fsm, jump_forward]
     logits_processors: list[str | type] | None  # [jump_forward]
-    return_sampling_mask: bool  # [jump_forward] since 0.32
+    return_sampling_mask: bool  # [jump_forward]
     logprobs_mode: str  # [jump_forward, routes]
     max_model_len: int  # [radix, routes, self_check, approximate_reuse]
 

@@ -3,11 +3,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.compilation.cuda_graph import CUDAGraphStat
 
 class ModelRunnerOutput:
     req_id_to_index: dict[str, int]  # [jump_forward]
     sampled_token_ids: list[list[int]]  # [jump_forward]
     kv_connector_output: KVConnectorOutput | None
+    cudagraph_stats: CUDAGraphStat | None  # [jump_forward]
 
 class DraftTokenIds: ...  # [jump_forward]
 

@@ -11,9 +11,8 @@ class AttentionBackend:  # [jump_graph_tokens, preview]
 
 class AttentionImplBase: ...  # [approximate_reuse]
 
-class AttentionCGSupport(Enum):  # [prefix_attention, jump_graph_tokens]
-    NEVER = ...  # [prefix_attention]
-    ALWAYS = ...  # [jump_graph_tokens]
+class AttentionCGSupport(Enum):  # [prefix_attention]
+    NEVER = ...
 
 class AttentionType(Enum):  # [prefix_attention]
     DECODER = ...

@@ -1,0 +1,3 @@
+# [jump_forward]
+class CUDAGraphStat:
+    runtime_mode: str
