@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any  # Any: arguments of vLLM's
 
 import numpy as np
@@ -56,31 +57,24 @@ class GraphsOutlook:
     reason: str | None = None
 
 
+FAILED = GraphsOutlook(reason="an error: see the log")
+
+
 def why_not(vllm_config: VllmConfig, options: Options) -> str | None:
     """Why an engine captures no graphs for jumps, as far as its configuration says."""
     parallel = vllm_config.parallel_config
-    mode = vllm_config.compilation_config.cudagraph_mode
-    if not (options.jump_graph_tokens and options.jump_forward):
+    if not (options.jump_forward and options.jump_graph_tokens and options.jump_graph_batch):
         return BY_OPTION
     if missing := missing_hooks("jump_graph_tokens"):
         return f"this vLLM lacks {', '.join(missing)}"
     if not vllm_config.use_v2_model_runner:
         return "vLLM's V1 model runner has no full graphs for rows of different lengths"
-    if mode is None or mode.decode_mode() != CUDAGraphMode.FULL:
-        return f"no full graphs are captured (cudagraph_mode={mode and mode.name})"
     if vllm_config.speculative_config is not None:
         return "with speculative decoding, full graphs are for rows with drafts"
-    for sizes, of in (
-        (parallel.pipeline_parallel_size, "pipeline parallelism"),
-        (parallel.data_parallel_size, "data parallelism of a mixture of experts"),
-        (parallel.decode_context_parallel_size, "context parallelism"),
-        (parallel.prefill_context_parallel_size, "context parallelism"),
-        (1 + parallel.use_ubatching, "microbatches"),
-    ):
-        if sizes > 1:
-            return f"with {of} it has never run"
-    if vllm_config.model_config.is_hybrid or vllm_config.model_config.is_attention_free:
-        return "recurrent layers compute forced tokens as a prefill"
+    sizes = parallel.pipeline_parallel_size, parallel.data_parallel_size
+    contexts = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+    if max(*sizes, *contexts) > 1 or parallel.use_ubatching:
+        return "with pipeline, data or context parallelism, or microbatches, they have never run"
     return why_unsupported(vllm_config, options)
 
 
@@ -88,20 +82,18 @@ def why_not_with(
     groups: list[list[AttentionGroup]],
     vllm_config: VllmConfig,
     options: Options,
-    mode: CUDAGraphMode,
+    mode: CUDAGraphMode | None,
 ) -> str | None:
     """The same, as far as the attention backends and the graphs that they allow say."""
     from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
-    refusal = get_varlen_cudagraph_unsupported_backend(
-        groups, vllm_config, options.jump_graph_tokens
-    )
-    if refusal is not None:
-        return f"{refusal[0]} has no full graphs for rows of different lengths"
+    if mode is None or mode.decode_mode() != CUDAGraphMode.FULL:
+        return f"no full graphs are captured (cudagraph_mode={mode and mode.name})"
+    length = options.jump_graph_tokens
+    if refused := get_varlen_cudagraph_unsupported_backend(groups, vllm_config, length):
+        return f"{refused[0]} has no full graphs for rows of different lengths"
     if mode == CUDAGraphMode.FULL:
         return "with cudagraph_mode=FULL, vLLM's own full graphs take them"
-    if mode.decode_mode() != CUDAGraphMode.FULL:
-        return f"no full graphs are captured (cudagraph_mode={mode.name})"
     return None
 
 
@@ -129,7 +121,7 @@ def outlook_of(
     if (reason := why_not(vllm_config, options)) is not None:
         return GraphsOutlook(reason=reason)
     found = _guard().run(collective_rpc, _outlook_in_worker)
-    return found[0] if found else GraphsOutlook(reason="an error: see the log")
+    return found[0] if found else FAILED
 
 
 def _use_in_worker(worker: Worker, options: Options) -> None:
@@ -139,7 +131,7 @@ def _use_in_worker(worker: Worker, options: Options) -> None:
 
 def _outlook_in_worker(worker: Worker) -> GraphsOutlook:
     graphs: FullGraphs | None = vars(worker).get(_IN_WORKER)
-    return graphs.outlook if graphs is not None else GraphsOutlook(reason="an error: see the log")
+    return graphs.outlook if graphs is not None else FAILED
 
 
 def _guard() -> Guard:
@@ -150,7 +142,7 @@ class FullGraphs:
     """Those of one model runner. On an error, a pass runs in the graphs that vLLM chooses."""
 
     def __init__(self, runner: RunnerV2, options: Options) -> None:
-        self.outlook = GraphsOutlook(reason="an error: see the log")
+        self.outlook = FAILED
         self._runner = runner
         self._options = options
         self._guard = _guard()
@@ -232,24 +224,20 @@ def add_graphs(manager: CudaGraphManager, sizes: Sequence[int], max_query_len: i
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
     full = CUDAGraphMode.FULL
-    added = [
-        BatchExecutionDescriptor(
-            cg_mode=full,
-            num_tokens=size,
-            num_reqs=min(size, manager.max_num_reqs),
-            max_query_len=max_query_len,
-            num_active_loras=num_loras,
-        )
-        for num_loras in manager.lora_capture_cases
-        for size in sizes
-    ]
-    # A graph that may be chosen must have been captured, so this comes first. The largest are
-    # captured first: the others use their memory.
-    captured = [*manager._capture_descs.get(full, ()), *added]
-    manager._capture_descs[full] = sorted(captured, key=lambda graph: -graph.num_tokens)
-    for graph in added:
-        smaller_size = max((size for size in sizes if size < graph.num_tokens), default=1)
-        for num_tokens in range(smaller_size + 1, graph.num_tokens + 1):
-            chosen_by = manager._candidates.setdefault((num_tokens, graph.num_active_loras), [])
-            chosen_by.insert(sum(one.cg_mode == full for one in chosen_by), graph)
-    return len(added)
+    captured = manager._capture_descs.setdefault(full, [])
+    num_before = len(captured)
+    for num_loras in manager.lora_capture_cases:
+        for smaller, size in pairwise([1, *sizes]):
+            graph = BatchExecutionDescriptor(
+                cg_mode=full,
+                num_tokens=size,
+                num_reqs=min(size, manager.max_num_reqs),
+                max_query_len=max_query_len,
+                num_active_loras=num_loras,
+            )
+            captured.append(graph)
+            for num_tokens in range(smaller + 1, size + 1):
+                chosen_by = manager._candidates.setdefault((num_tokens, num_loras), [])
+                chosen_by.insert(sum(one.cg_mode == full for one in chosen_by), graph)
+    captured.sort(key=lambda graph: -graph.num_tokens)  # smaller ones use the memory of larger ones
+    return len(captured) - num_before

@@ -74,7 +74,6 @@ def _jump_graphs(config: VllmConfig, options: Options) -> GraphsOutlook:
     if reason := why_not(config, options):
         return GraphsOutlook(reason=reason)
     mode = config.compilation_config.cudagraph_mode
-    assert mode is not None  # said above
     reason = why_not_with(attention_groups(config), config, options, mode)
     return GraphsOutlook(0 if reason else len(sizes_of(config, options)), reason)
 

@@ -90,21 +90,18 @@ class Runner:
         computed = np.array([row.computed for row in rows], np.int32)
         prefill = np.array([row.prefill for row in rows], np.int32)
         one = (computed < prefill) & (num_tokens == 1) & (computed > 0)
-        state = BatchReqState(
-            req_ids=[str(number) for number in range(len(rows))],
-            num_scheduled_tokens=num_tokens,
-            num_tokens=int(num_tokens.sum()),
-            num_draft_tokens_np=None,
-            idx_mapping_np=np.arange(len(rows)),
-            prefill_len_np=prefill,
-            num_computed_prefill_tokens_np=computed,
-            is_prefilling_np=computed < prefill,
-            max_seq_len_np=None,
-            has_prefill=bool((computed < prefill).any()),
-            prefill_runs_as_decode_np=one,
-            decode_graph_eligible=bool((one | (computed >= prefill)).all()),
-        )
-        is_uniform = state.decode_graph_eligible and (num_tokens == 1).all()
+        has_prefill = bool((computed < prefill).any())
+        known = {
+            "num_scheduled_tokens": num_tokens,
+            "num_tokens": int(num_tokens.sum()),
+            "idx_mapping_np": np.arange(len(rows)),
+            "num_computed_prefill_tokens_np": computed,
+            "is_prefilling_np": computed < prefill,
+            "has_prefill": has_prefill,
+            "prefill_runs_as_decode_np": one if has_prefill else None,
+        }
+        state = BatchReqState(**(dict.fromkeys(BatchReqState._fields) | known))
+        is_uniform = (one | (computed >= prefill)).all() and (num_tokens == 1).all()
         return state, 1 if is_uniform else None
 
     def prepare_inputs(self, rows, batch_req_state, batch_desc, num_active_loras):
@@ -275,42 +272,36 @@ def test_after_an_error_a_pass_runs_as_vllm_would_run_it(caplog):
 
 
 @pytest.fixture(scope="module")
-def on_v2_with_graphs() -> VllmConfig:
-    found = resolve(MODEL, ["--max-model-len", "256"])
-    found.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    return found
+def resolved() -> VllmConfig:
+    return resolve(MODEL, ["--max-model-len", "256"])
 
 
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
         ("use_v2_model_runner", False, "V1 model runner has no full graphs"),
-        ("compilation_config.cudagraph_mode", CUDAGraphMode.PIECEWISE, "cudagraph_mode=PIECEWISE"),
         ("speculative_config", SimpleNamespace(method="ngram"), "with speculative decoding"),
-        ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism it has never run"),
-        ("parallel_config.data_parallel_size", 2, "data parallelism"),
-        ("parallel_config.decode_context_parallel_size", 2, "context parallelism"),
-        ("parallel_config.prefill_context_parallel_size", 2, "context parallelism"),
-        ("parallel_config.enable_dbo", True, "microbatches"),
-        ("model_config.is_hybrid", True, "recurrent layers"),
+        ("parallel_config.pipeline_parallel_size", 2, "they have never run"),
+        ("parallel_config.data_parallel_size", 2, "they have never run"),
+        ("parallel_config.decode_context_parallel_size", 2, "they have never run"),
+        ("parallel_config.prefill_context_parallel_size", 2, "they have never run"),
+        ("parallel_config.enable_dbo", True, "they have never run"),
         ("model_config.is_encoder_decoder", True, "the model has an encoder"),
     ],
 )
-def test_a_configuration_says_why_there_are_no_graphs(
-    monkeypatch, on_v2_with_graphs, path, value, reason
-):
+def test_a_configuration_says_why_there_are_no_graphs(monkeypatch, resolved, path, value, reason):
     monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
-    assert why_not(on_v2_with_graphs, Options()) is None
-    assert why_not(on_v2_with_graphs, Options(jump_graph_tokens=0)) == "by option"
-    assert why_not(on_v2_with_graphs, Options(jump_forward=False)) == "by option"
-    owner: Any = on_v2_with_graphs
+    assert why_not(resolved, Options()) is None
+    assert why_not(resolved, Options(jump_graph_tokens=0)) == "by option"
+    assert why_not(resolved, Options(jump_forward=False)) == "by option"
+    owner: Any = resolved
     *parts, name = path.split(".")
     for part in parts:
         owner = getattr(owner, part)
     if isinstance(getattr(type(owner), name, None), property) or name == "use_v2_model_runner":
         owner = type(owner)
     monkeypatch.setattr(owner, name, value)
-    assert reason in why_not(on_v2_with_graphs, Options())
+    assert reason in why_not(resolved, Options())
 
 
 # -- in the engine ------------------------------------------------------------------------------
