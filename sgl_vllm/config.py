@@ -313,13 +313,13 @@ class Options:
         "On vLLM's V2 model runner, capture full CUDA graphs for passes in which every request "
         "computes at most this many tokens, forced ones included. Others leave full graphs. Needs "
         "an attention backend that allows it, such as FlashAttention 3. 0 captures none.",
-        page="structured-output.md#what-a-jump-costs",
+        page="structured-output.md#cuda-graphs",
     )
     jump_graph_batch: int = _option(
         256,
         "The largest pass, in tokens, that gets such a graph. There is one for each size up to "
         "this of `--compilation-config.cudagraph_capture_sizes`.",
-        page="structured-output.md#what-a-jump-costs",
+        page="structured-output.md#cuda-graphs",
     )
     self_check: str = _option(
         "auto",

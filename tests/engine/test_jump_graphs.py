@@ -7,6 +7,7 @@ model runs in place of a full graph, on what vLLM has prepared for it.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
 
 from benchmarks.ab.workloads.json_regex import CHARACTER
 from sgl_vllm.config import Options
-from sgl_vllm.jump.full_graphs import FullGraphs, why_not
+from sgl_vllm.jump.full_graphs import FullGraphs, GraphsOutlook, add_graphs, why_not
 from sgl_vllm.preview.resolve import resolve
 from tests.engine.engine import MODEL, Ask, tokens_of, words
 
@@ -73,7 +74,7 @@ class Runner:
         self.mode = mode
         self.attn_groups = groups or attention(AttentionCGSupport.ALWAYS)
         self.model_state = DefaultModelState.__new__(DefaultModelState)
-        self.cudagraph_manager: CudaGraphManager | None = None
+        self.cudagraph_manager: Any = None
         self.prepared: list[BatchReqState] = []
         self.has_prompt_lens = True
 
@@ -136,18 +137,21 @@ def prompt(num_tokens: int, num_cached: int = 0) -> SimpleNamespace:
 
 
 @pytest.fixture
-def no_groups_of_processes(monkeypatch) -> None:
+def no_memory_for_graphs(monkeypatch) -> None:
+    platform = cudagraph_utils.current_platform
+    monkeypatch.setattr(platform, "get_global_graph_pool", lambda: None, raising=False)
+
+
+@pytest.fixture
+def no_groups_of_processes(monkeypatch, no_memory_for_graphs) -> None:
     """Of these, a manager of graphs asks whether it is at the ends of a pipeline."""
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
-    monkeypatch.setattr(
-        cudagraph_utils.current_platform, "get_global_graph_pool", lambda: None, raising=False
-    )
 
 
-def runner_with_graphs(**options: int) -> tuple[Runner, FullGraphs]:
+def runner_with_graphs(**options: Any) -> tuple[Runner, FullGraphs]:
     runner = Runner(CUDAGraphMode.FULL_AND_PIECEWISE)
-    graphs = FullGraphs(runner, Options(**options))  # type: ignore[arg-type]
+    graphs = FullGraphs(runner, Options(**options))
     runner.initialize_kv_cache(None, is_profiling=True)
     return runner, graphs
 
@@ -215,7 +219,7 @@ def test_there_is_a_graph_for_each_size_and_the_largest_are_captured_first():
 @pytest.mark.usefixtures("no_groups_of_processes")
 def test_few_requests_get_graphs_for_more_tokens_than_they_decode():
     runner = Runner(CUDAGraphMode.FULL_DECODE_ONLY, max_num_seqs=4)
-    FullGraphs(runner, Options())  # type: ignore[arg-type]
+    FullGraphs(runner, Options())
     runner.initialize_kv_cache(None)
     assert runner.graph_of(*[jump(16)] * 4) == "FULL 64"
     assert runner.graph_of(*[DECODE] * 4) == "FULL 4"
@@ -242,7 +246,7 @@ def test_few_requests_get_graphs_for_more_tokens_than_they_decode():
 )
 def test_a_worker_says_why_it_adds_no_graphs(mode, groups, reason):
     runner = Runner(mode, groups)
-    graphs = FullGraphs(runner, Options())  # type: ignore[arg-type]
+    graphs = FullGraphs(runner, Options())
     runner.initialize_kv_cache(None)
     assert graphs.outlook.reason == reason
     descriptions = [
@@ -256,7 +260,7 @@ def test_a_worker_says_why_it_adds_no_graphs(mode, groups, reason):
 def test_a_model_with_states_of_its_own_gets_no_graphs():
     runner = Runner(CUDAGraphMode.FULL_AND_PIECEWISE)
     runner.model_state = MambaHybridModelState.__new__(MambaHybridModelState)
-    graphs = FullGraphs(runner, Options())  # type: ignore[arg-type]
+    graphs = FullGraphs(runner, Options())
     runner.initialize_kv_cache(None)
     assert graphs.outlook.reason == "MambaHybridModelState may treat forced tokens as a prefill"
     assert runner.graph_of(DECODE, jump(6)) == "PIECEWISE 8"
@@ -301,38 +305,50 @@ def test_a_configuration_says_why_there_are_no_graphs(monkeypatch, resolved, pat
     if isinstance(getattr(type(owner), name, None), property) or name == "use_v2_model_runner":
         owner = type(owner)
     monkeypatch.setattr(owner, name, value)
-    assert reason in why_not(resolved, Options())
+    assert reason in str(why_not(resolved, Options()))
 
 
 # -- in the engine ------------------------------------------------------------------------------
 
 
 class RunInstead(CudaGraphManager):
-    """In place of a full graph, the model runs."""
+    """In place of a full graph, the model runs. No batch is padded, because the CPU's attention
+    takes none that is."""
 
-    def __init__(self, runner: Any, sizes: list[int]) -> None:
+    def __init__(self, runner: Any) -> None:
         settings = config(runner.max_num_reqs)
-        settings.compilation_config.cudagraph_capture_sizes = sizes
         super().__init__(settings, runner.device, CUDAGraphMode.FULL_DECODE_ONLY, 1)
         self._graphs_captured = True
         self._runner = runner
         self.replayed: list[int | None] = []
-        prepare = runner.model_state.prepare_attn
+        self._noted: dict[str, Any] = {}
+        self._note(runner, "prepare_attn")
+        self._note(runner.model_state, "prepare_attn")
 
-        def prepare_attn(*args: Any, **kwargs: Any) -> Any:
-            self._attention = prepare(*args, **kwargs)
-            return self._attention
+    def _note(self, owner: Any, name: str) -> None:
+        method = getattr(owner, name)
 
-        runner.model_state.prepare_attn = prepare_attn
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._noted[type(owner).__name__] = result = method(*args, **kwargs)
+            return result
+
+        setattr(owner, name, noted)
+
+    def dispatch(self, num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        chosen = super().dispatch(num_reqs, num_tokens, *args, **kwargs)
+        return replace(chosen, num_reqs=num_reqs, num_tokens=num_tokens)
 
     def run_fullgraph(self, desc: Any) -> torch.Tensor:
         self.replayed.append(desc.max_query_len)
         runner, num_tokens = self._runner, desc.num_tokens
-        slots = cudagraph_utils.build_slot_mappings_by_layer(
-            runner.block_tables.slot_mappings[:, :num_tokens], runner.kv_cache_config
-        )
+        _, slots = self._noted["GPUModelRunner"]
         with set_forward_context(
-            self._attention, runner.vllm_config, num_tokens=num_tokens, slot_mapping=slots
+            self._noted["DefaultModelState"],
+            runner.vllm_config,
+            num_tokens=num_tokens,
+            slot_mapping=cudagraph_utils.build_slot_mappings_by_layer(
+                slots, runner.kv_cache_config
+            ),
         ):
             return runner.model(
                 input_ids=runner.input_buffers.input_ids[:num_tokens],
@@ -366,6 +382,7 @@ def mixed_asks(count: int) -> list[Ask]:
 
 
 @pytest.mark.platforms
+@pytest.mark.usefixtures("no_memory_for_graphs")
 def test_answers_are_the_same_when_passes_with_jumps_are_chosen_full_graphs(start):
     engine = start({"self_check": "off"}, max_num_seqs=6, max_model_len=256, cudagraph_metrics=True)
     if not engine.scheduler.use_v2_model_runner:
@@ -379,10 +396,9 @@ def test_answers_are_the_same_when_passes_with_jumps_are_chosen_full_graphs(star
     engine.llm.reset_prefix_cache()
     runner = engine.core.model_executor.driver_worker.worker.model_runner
     graphs = FullGraphs(runner, Options())
-    runner.cudagraph_manager = manager = RunInstead(runner, [*range(1, 97)])
-    runner.attn_groups, groups = attention(AttentionCGSupport.ALWAYS), runner.attn_groups
-    graphs._add_graphs()
-    runner.attn_groups = groups
+    runner.cudagraph_manager = manager = RunInstead(runner)
+    add_graphs(manager, [2, 4, 8, 16, 32, 64, 96], 16)
+    graphs.outlook = GraphsOutlook(7)
     assert [tokens_of(out) for out in engine.run(asks)] == want
     assert counters.outside_full_graphs - num_outside < num_outside / 2  # beside prompts
     assert manager.replayed.count(16) > num_outside / 2
