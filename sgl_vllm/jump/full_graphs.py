@@ -173,12 +173,16 @@ class FullGraphs:
             batch_desc: BatchExecutionDescriptor,
             num_active_loras: int,
         ) -> InputBatch:
+            is_ours = batch_desc.max_query_len is not None
             if self._states is not None and batch_req_state is self._states[0]:
                 batch_req_state = self._states[1]
-                if batch_desc.cg_mode == CUDAGraphMode.FULL:  # captured without a prefill
+                if is_ours:
                     none = np.zeros_like(batch_req_state.is_prefilling_np)
                     batch_req_state = batch_req_state._replace(is_prefilling_np=none)
-            return original(scheduler_output, batch_req_state, batch_desc, num_active_loras)
+            batch = original(scheduler_output, batch_req_state, batch_desc, num_active_loras)
+            if is_ours:  # attention is prepared as at the capture: no prefill, the same longest row
+                batch.max_query_len = batch_desc.max_query_len
+            return batch
 
         wrap(runner, "initialize_kv_cache")(initialize)
         wrap(runner, "gather_batch_req_state")(gather)

@@ -107,7 +107,7 @@ class Runner:
 
     def prepare_inputs(self, rows, batch_req_state, batch_desc, num_active_loras):
         self.prepared.append(batch_req_state)
-        return SimpleNamespace()
+        return SimpleNamespace(max_query_len=None)
 
     def graph_of(self, *rows: SimpleNamespace) -> str:
         state, uniform = self.gather_batch_req_state(rows, False)
@@ -115,7 +115,7 @@ class Runner:
         chosen = self.cudagraph_manager.dispatch(
             len(rows), state.num_tokens, uniform, 0, max_query_len=max_query_len
         )
-        self.prepare_inputs(rows, state, chosen, 0)
+        self.batch = self.prepare_inputs(rows, state, chosen, 0)
         assert chosen in self.cudagraph_manager._capture_descs.get(chosen.cg_mode, [chosen])
         return f"{chosen.cg_mode.name} {chosen.num_tokens}"
 
@@ -194,8 +194,10 @@ def test_a_pass_runs_in_a_full_graph_if_its_rows_are_short_and_after_the_prompts
     assert seen.has_prefill == whole.has_prefill  # so that forced tokens are read
     if with_graphs == without:
         assert (seen.is_prefilling_np == whole.is_prefilling_np).all()
-    else:
-        assert not seen.is_prefilling_np.any()  # as when the graph was captured
+        assert runner.batch.max_query_len is None
+    else:  # as when the graph was captured
+        assert not seen.is_prefilling_np.any()
+        assert runner.batch.max_query_len == 16
 
 
 @pytest.mark.usefixtures("no_groups_of_processes")
@@ -223,6 +225,19 @@ def test_few_requests_get_graphs_for_more_tokens_than_they_decode():
     runner.initialize_kv_cache(None)
     assert runner.graph_of(*[jump(16)] * 4) == "FULL 64"
     assert runner.graph_of(*[DECODE] * 4) == "FULL 4"
+    assert runner.batch.max_query_len is None
+
+
+@pytest.mark.usefixtures("no_groups_of_processes")
+def test_decoding_rows_without_a_graph_of_their_own_may_run_in_one_for_jumps():
+    stock = Runner(CUDAGraphMode.FULL_AND_PIECEWISE, max_num_seqs=250)
+    stock.initialize_kv_cache(None)
+    assert stock.graph_of(*[DECODE] * 249) == "PIECEWISE 256"
+    runner = Runner(CUDAGraphMode.FULL_AND_PIECEWISE, max_num_seqs=250)
+    FullGraphs(runner, Options())
+    runner.initialize_kv_cache(None)
+    assert runner.graph_of(*[DECODE] * 249) == "FULL 256"
+    assert runner.batch.max_query_len == 16
 
 
 @pytest.mark.usefixtures("no_groups_of_processes")

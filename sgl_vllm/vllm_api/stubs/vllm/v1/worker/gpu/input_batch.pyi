@@ -1,3 +1,4 @@
 # [jump_graph_tokens]
 
-class InputBatch: ...
+class InputBatch:
+    max_query_len: int | None
