@@ -18,19 +18,21 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 # together.
 IN_CI = {
     "v1-async": ("jump_pressure", "jump_forward"),
-    "v2-async": ("programs", "json_passes", "jump_forward", "jump_pressure", "radix"),
+    "v2-async": (
+        *("programs", "json_passes", "jump_forward", "jump_pressure", "radix", "jump_images"),
+    ),
 }
 """On a GPU, vLLM chooses v2-async."""
 
 ALL = {
     "v1-async": (
         *("programs", "speculation", "approximate_reuse", "jump_pressure", "json_passes"),
-        *("jump_forward", "radix"),
+        *("jump_forward", "radix", "jump_images"),
     ),
     "v2-sync": ("speculation", "jump_forward", "radix"),
     "v2-async": (
         *("recurrent_models", "programs", "speculation", "approximate_reuse", "jump_pressure"),
-        *("json_passes", "jump_forward", "radix"),
+        *("json_passes", "jump_forward", "radix", "jump_images"),
     ),
 }
 
