@@ -146,6 +146,7 @@ class FullGraphs:
         self._runner = runner
         self._options = options
         self._guard = _guard()
+        self._capture_failed = False
         self._states: tuple[BatchReqState, BatchReqState] | None = None
         """What this pass chooses its graph by, and what it computes."""
         self._install(runner)
@@ -209,7 +210,7 @@ class FullGraphs:
 
         runner, options = self._runner, self._options
         manager = runner.cudagraph_manager
-        if manager is None:
+        if manager is None or self._capture_failed:
             return
         config = runner.vllm_config
         reason = why_not_with(runner.attn_groups, config, options, manager.cudagraph_mode)
@@ -220,6 +221,25 @@ class FullGraphs:
             return
         num_graphs = add_graphs(manager, sizes_of(config, options), options.jump_graph_tokens)
         self.outlook = GraphsOutlook(num_graphs)
+        self._watch_capture(manager)
+
+    def _watch_capture(self, manager: CudaGraphManager) -> None:
+        """Without these graphs, vLLM captures its own after an error."""
+
+        def capture(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+            try:
+                original(*args, **kwargs)
+                return
+            except Exception:
+                if not self.outlook.num_graphs:
+                    raise
+                self._guard.record("all passes, at their capture")
+            self.outlook, self._capture_failed = FAILED, True
+            remove_graphs(manager)
+            manager.graphs.clear()
+            original(*args, **kwargs)
+
+        wrap(manager, "capture")(capture)
 
 
 def add_graphs(manager: CudaGraphManager, sizes: Sequence[int], max_query_len: int) -> int:
@@ -245,3 +265,9 @@ def add_graphs(manager: CudaGraphManager, sizes: Sequence[int], max_query_len: i
                 chosen_by.insert(sum(one.cg_mode == full for one in chosen_by), graph)
     captured.sort(key=lambda graph: -graph.num_tokens)  # smaller ones use the memory of larger ones
     return len(captured) - num_before
+
+
+def remove_graphs(manager: CudaGraphManager) -> None:
+    """Let a manager neither capture nor choose the graphs of `add_graphs`."""
+    for graphs in (*manager._capture_descs.values(), *manager._candidates.values()):
+        graphs[:] = [graph for graph in graphs if graph.max_query_len is None]

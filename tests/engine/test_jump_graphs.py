@@ -290,6 +290,29 @@ def test_after_an_error_a_pass_runs_as_vllm_would_run_it(caplog):
     assert "full graphs for jumps failed" in caplog.text
 
 
+@pytest.mark.usefixtures("no_groups_of_processes")
+def test_if_they_cannot_be_captured_vllm_captures_its_own(monkeypatch, caplog):
+    captured: list[list[Any]] = []
+
+    def capture(manager, create_forward_fn):
+        captured.append(manager._capture_descs[CUDAGraphMode.FULL][:])
+        if any(graph.max_query_len for graph in captured[-1]):
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(CudaGraphManager, "capture", capture)
+    runner, graphs = runner_with_graphs()
+    runner.cudagraph_manager.capture(None)
+    runner.initialize_kv_cache(None)  # after the memory was profiled
+    runner.cudagraph_manager.capture(None)
+    ours = [any(graph.max_query_len for graph in one) for one in captured]
+    assert ours == [True, False, False]
+    assert all(captured)
+    assert graphs.outlook.num_graphs == 0
+    assert "full graphs for jumps failed for all passes, at their capture" in caplog.text
+    rows, without, _ = BATCHES["a jump"]
+    assert runner.graph_of(*rows) == without
+
+
 @pytest.fixture(scope="module")
 def resolved() -> VllmConfig:
     return resolve(MODEL, ["--max-model-len", "256"])

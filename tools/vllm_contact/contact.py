@@ -121,7 +121,8 @@ def _none_by_parameter(function: Function) -> dict[str, bool | None]:
         [*plain, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True
     ):
         is_vague = one.annotation is None or ast.unparse(one.annotation) in ("Any", "object")
-        found[one.arg] = _names_none(default) or (None if is_vague else _names_none(one.annotation))
+        is_none = isinstance(default, ast.Constant) and default.value is None
+        found[one.arg] = is_none or (None if is_vague else _names_none(one.annotation))
     return found
 
 

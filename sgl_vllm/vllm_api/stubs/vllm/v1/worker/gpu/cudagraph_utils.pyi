@@ -18,3 +18,6 @@ class CudaGraphManager:
     lora_capture_cases: list[int]
     _candidates: dict[tuple[int, int], list[BatchExecutionDescriptor]]
     _capture_descs: dict[CUDAGraphMode, list[BatchExecutionDescriptor]]
+    graphs: dict[BatchExecutionDescriptor, object]
+
+    def capture(self, create_forward_fn: object, progress_bar_desc: str = ...) -> None: ...
