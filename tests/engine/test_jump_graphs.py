@@ -360,17 +360,17 @@ class RunInstead(CudaGraphManager):
         self._runner = runner
         self.replayed: list[int | None] = []
         self._noted: dict[str, Any] = {}
-        self._note(runner, "prepare_attn")
-        self._note(runner.model_state, "prepare_attn")
+        self._note("slots", runner)
+        self._note("attention", runner.model_state)
 
-    def _note(self, owner: Any, name: str) -> None:
-        method = getattr(owner, name)
+    def _note(self, what: str, owner: Any) -> None:
+        prepare = owner.prepare_attn
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._noted[type(owner).__name__] = result = method(*args, **kwargs)
-            return result
+        def prepare_attn(*args: Any, **kwargs: Any) -> Any:
+            self._noted[what] = prepared = prepare(*args, **kwargs)
+            return prepared
 
-        setattr(owner, name, noted)
+        owner.prepare_attn = prepare_attn
 
     def dispatch(self, num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
         chosen = super().dispatch(num_reqs, num_tokens, *args, **kwargs)
@@ -379,9 +379,9 @@ class RunInstead(CudaGraphManager):
     def run_fullgraph(self, desc: Any) -> torch.Tensor:
         self.replayed.append(desc.max_query_len)
         runner, num_tokens = self._runner, desc.num_tokens
-        _, slots = self._noted["GPUModelRunner"]
+        _, slots = self._noted["slots"]
         with set_forward_context(
-            self._noted["DefaultModelState"],
+            self._noted["attention"],
             runner.vllm_config,
             num_tokens=num_tokens,
             slot_mapping=cudagraph_utils.build_slot_mappings_by_layer(

@@ -19,7 +19,8 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 IN_CI = {
     "v1-async": ("jump_pressure", "jump_forward"),
     "v2-async": (
-        *("programs", "json_passes", "jump_forward", "jump_pressure", "radix", "jump_images"),
+        *("programs", "json_passes", "jump_forward", "jump_pressure", "jump_graphs", "radix"),
+        "jump_images",
     ),
 }
 """On a GPU, vLLM chooses v2-async."""
@@ -32,7 +33,11 @@ ALL = {
     "v2-sync": ("speculation", "jump_forward", "radix"),
     "v2-async": (
         *("recurrent_models", "programs", "speculation", "approximate_reuse", "jump_pressure"),
+<<<<<<< HEAD
         *("json_passes", "jump_forward", "radix", "jump_images"),
+=======
+        *("json_passes", "jump_forward", "jump_graphs", "radix"),
+>>>>>>> 18d2b8da (The engine's test of graphs for jumps runs on v2-async)
     ),
 }
 
