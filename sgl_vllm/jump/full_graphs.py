@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.sgl_vllm")
 
-_IN_WORKER = "_sgl_vllm_full_graphs"
+IN_WORKER = "_sgl_vllm_full_graphs"
 """Attribute of a worker: its `FullGraphs`."""
 
 
@@ -126,11 +126,11 @@ def outlook_of(
 
 def _use_in_worker(worker: Worker, options: Options) -> None:
     if is_v2(worker.model_runner):
-        vars(worker)[_IN_WORKER] = FullGraphs(worker.model_runner, options)
+        vars(worker)[IN_WORKER] = FullGraphs(worker.model_runner, options)
 
 
 def _outlook_in_worker(worker: Worker) -> GraphsOutlook:
-    graphs: FullGraphs | None = vars(worker).get(_IN_WORKER)
+    graphs: FullGraphs | None = vars(worker).get(IN_WORKER)
     return graphs.outlook if graphs is not None else FAILED
 
 

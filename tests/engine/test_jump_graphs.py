@@ -28,7 +28,13 @@ from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
 
 from benchmarks.ab.workloads.json_regex import CHARACTER
 from sgl_vllm.config import Options
-from sgl_vllm.jump.full_graphs import FullGraphs, GraphsOutlook, add_graphs, why_not
+from sgl_vllm.jump.full_graphs import (
+    IN_WORKER,
+    FullGraphs,
+    GraphsOutlook,
+    add_graphs,
+    why_not,
+)
 from sgl_vllm.preview.resolve import resolve
 from tests.engine.engine import MODEL, Ask, tokens_of, words
 
@@ -433,7 +439,8 @@ def test_answers_are_the_same_when_passes_with_jumps_are_chosen_full_graphs(star
 
     engine.llm.reset_prefix_cache()
     runner = engine.core.model_executor.driver_worker.worker.model_runner
-    graphs = FullGraphs(runner, Options())
+    [graphs] = engine.core.model_executor.collective_rpc(lambda worker: vars(worker)[IN_WORKER])
+    assert "cudagraph_mode=NONE" in graphs.outlook.reason
     runner.cudagraph_manager = manager = RunInstead(runner)
     add_graphs(manager, [2, 4, 8, 16, 32, 64, 96], 16)
     graphs.outlook = GraphsOutlook(7)
