@@ -33,11 +33,7 @@ ALL = {
     "v2-sync": ("speculation", "jump_forward", "radix"),
     "v2-async": (
         *("recurrent_models", "programs", "speculation", "approximate_reuse", "jump_pressure"),
-<<<<<<< HEAD
-        *("json_passes", "jump_forward", "radix", "jump_images"),
-=======
-        *("json_passes", "jump_forward", "jump_graphs", "radix"),
->>>>>>> 18d2b8da (The engine's test of graphs for jumps runs on v2-async)
+        *("json_passes", "jump_forward", "jump_graphs", "radix", "jump_images"),
     ),
 }
 
