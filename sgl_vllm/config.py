@@ -23,16 +23,13 @@ CONFIG_KEY = "sgl_vllm"
 """The plugin's key in vLLM's `additional_config`, where options travel to the engine's process."""
 
 REMOVED = {
-    "approximate_choice": "no choice of tokens brought answers measurably closer to the exact "
-    "ones. Leave it out: the first tokens of each segment are computed",
+    "approximate_choice": "no choice was measurably better. Leave it out",
     "radix_slot_copy": "no gain of it was ever measured. Leave it out: vLLM copies whole blocks",
-    "schedule_cheapest_victim": "it gained no throughput. Leave it out: vLLM preempts the newest "
-    "request",
+    "schedule_cheapest_victim": "it gained no throughput. Leave it out",
     "schedule_max_passes": "it is called schedule_max_overtakes",
     "unverified": "it is called self_check. Write self_check=off for unverified=true",
 }
-"""Options that there were: why they are gone, and what to do. The message that refuses them says
-so."""
+"""Options that there were: why they are gone, for the message that refuses them."""
 
 ALL_OPTIONS = "; vllm serve --help=plugin-config lists the options"
 
@@ -310,15 +307,13 @@ class Options:
     )
     jump_graph_tokens: int = _option(
         16,
-        "On vLLM's V2 model runner, capture full CUDA graphs for passes in which every request "
-        "computes at most this many tokens, forced ones included. Others leave full graphs. Needs "
-        "an attention backend that allows it, such as FlashAttention 3. 0 captures none.",
+        "On vLLM's V2 model runner, capture full CUDA graphs for rows of at most this many tokens, "
+        "if the attention backend allows it, as FlashAttention 3 does. 0 captures none.",
         page="structured-output.md#cuda-graphs",
     )
     jump_graph_batch: int = _option(
         256,
-        "The largest pass, in tokens, that gets such a graph. There is one for each size up to "
-        "this of `--compilation-config.cudagraph_capture_sizes`.",
+        "The largest pass, in tokens, that gets such a graph.",
         page="structured-output.md#cuda-graphs",
     )
     self_check: str = _option(
@@ -327,9 +322,8 @@ class Options:
         "off those that disagree.",
         heading="Self-check",
         choices=lambda: {
-            "auto": "on a GPU, with asynchronous scheduling and on vLLM's V2 model runner, which "
-            "the project tests on CPUs only, and with methods of speculative decoding that it does "
-            "not test",
+            "auto": "on a GPU, with asynchronous scheduling, on vLLM's V2 model runner, and with "
+            "methods of speculative decoding that the project does not test",
             "on": "everywhere, and again after a check that crashed the engine",
             "off": "never; every part that the model and configuration allow is on",
         },

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 import numpy as np
 
 from benchmarks.pace.__main__ import WORKLOADS, main
-from benchmarks.pace.devices import DEVICES, FULL, NONE, PIECEWISE, Clock, Device
+from benchmarks.pace.devices import FULL, NONE, PIECEWISE, Clock, Device
 from benchmarks.pace.measure import Setup, step_cost
 from benchmarks.pace.runner import Runner, Text
 from benchmarks.pace.vocabulary import DEMO, Vocabulary, vocabulary
@@ -218,11 +218,6 @@ def test_a_second_pass_waits_for_the_device() -> None:
     clock = Clock()
     clock.launch(DEVICE, FULL, 1, 0)
     assert waited_s(clock, FULL, 1, 0) == pytest.approx(1 + 4 + 4 + 0.25, abs=0.001)
-
-
-def test_every_modelled_device_says_where_its_figures_are_from_and_what_is_guessed() -> None:
-    for name, device in DEVICES.items():
-        assert "uess" in device.source, name
 
 
 # -- the command ----------------------------------------------------------------------------------
