@@ -17,6 +17,7 @@ import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -35,7 +36,6 @@ from sgl_vllm.jump.full_graphs import (
     add_graphs,
     why_not,
 )
-from sgl_vllm.preview.resolve import resolve
 from tests.engine.engine import MODEL, Ask, tokens_of, words
 
 SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
@@ -321,7 +321,7 @@ def test_if_they_cannot_be_captured_vllm_captures_its_own(monkeypatch, caplog):
 
 @pytest.fixture(scope="module")
 def resolved() -> VllmConfig:
-    return resolve(MODEL, ["--max-model-len", "256"])
+    return AsyncEngineArgs(model=MODEL, max_model_len=256).create_engine_config()
 
 
 @pytest.mark.parametrize(
