@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
+import os
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -43,10 +46,13 @@ def words() -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """Its JSON, and what it has printed."""
+    """Its JSON, and what it has printed. It quiets vLLM's log, which other tests read."""
     file = tmp_path_factory.mktemp("pace") / "pace.json"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    with mock.patch.dict(os.environ), contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["--quick", "--json", str(file)]) == 0
+    logger.setLevel(level)
     return json.loads(file.read_text()), printed.getvalue()
 
 
