@@ -14,10 +14,11 @@ alternating in one process: medians over rounds. A ratio is the plugin's time ov
 middle half of the rounds. Of structured output the arms take different steps, so the ratio for a
 program counts there. "jump" is part of the others.
 
-The second table has programs per second on a virtual clock: the measured time of the scheduler and
-a MODELLED device. Passes are counted by the CUDA graph that vLLM's rule gives them: "full" if every
-row decodes one token, else "piecewise", or "none" above 512 tokens. "added" are rows added to the
-batch. The signs of these figures are worth more than their size: see docs/benchmarks.md.
+The second table shows programs per second on a virtual clock, which adds the measured time of the
+scheduler to a MODELLED device. Passes are counted by the CUDA graph that vLLM's rule gives them:
+"full" if every row decodes one token, else "piecewise", or "none" above 512 tokens. "added" are
+rows added to the batch. The signs of these figures are worth more than their size: see
+docs/benchmarks.md.
 """
 
 from __future__ import annotations

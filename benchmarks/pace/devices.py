@@ -109,7 +109,7 @@ class Clock:
         self.now_s = self.waited_s = self._free_s = 0.0
 
     def launch(self, device: Device, graph: str, num_tokens: int, num_added: int) -> None:
-        """A pass, which the processor launches and the device runs as soon as it is free."""
+        """Launch a pass. The device runs it as soon as it is free."""
         is_full = graph == FULL
         launch_s = device.launch_full_s if is_full else device.launch_piecewise_s
         launch_s += num_added * device.add_s + (device.any_added_s if num_added else 0.0)

@@ -68,7 +68,6 @@ class Times:
 
     Attributes:
         parts_us: of a step, by part; `jump` is part of the others.
-        arrival_us: of a request that arrives, beside the steps.
         step_us: of a step: schedule, bitmask and update.
         program_us: of a program's steps, None if none ends.
     """
@@ -191,13 +190,6 @@ class Modelled:
     forced_tokens: int = 0
     stale_tokens: int = 0
     held_passes: int = 0
-
-
-COUNTS = (
-    *("passes", "full", "piecewise", "no_graph", "added", "computed_tokens", "output_tokens"),
-    *("jumps", "forced_tokens", "stale_tokens", "held_passes"),
-)
-"""Of `Modelled`: the same each time."""
 
 
 @dataclass(frozen=True)

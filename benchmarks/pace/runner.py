@@ -2,7 +2,7 @@
 
 Follows vLLM's V2 runner as far as a scheduler can tell: rows added and removed, tokens known of a
 row, and the choice between full and piecewise CUDA graphs. Takes a jump in both ways: as a request
-that is added again, and as `sgl_forced` of a step, in place.
+that is added again, and in place, by the `ForcedRow`s of a step.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from benchmarks.pace.devices import FULL, NONE, PIECEWISE, Clock, Device
 from benchmarks.pace.vocabulary import Vocabulary
 from benchmarks.schedulers import runner_output
+from sgl_vllm.jump.forced_rows import rows_of
 
 LARGEST_GRAPH = 512
 """Tokens of the largest graph that vLLM captures by default."""
@@ -36,7 +37,7 @@ class PaceError(Exception):
 class Text:
     """A text that a model writes, in the tokens in which its tokenizer would split it.
 
-    From an offset that is within one of them, as forced text may leave it, the rest is split anew.
+    If forced text ends inside a token, the rest is split again from there.
     """
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
@@ -119,7 +120,7 @@ class Runner:
             self._rows.pop(request_id, None)
         for new in scheduled.scheduled_new_reqs:
             self._add(new)
-        forced: Mapping[str, Any] = getattr(scheduled, "sgl_forced", None) or {}
+        forced = rows_of(scheduled)
         for request_id, row in forced.items():
             self._force(request_id, row.start, row.tokens)
         future: Future[Any] = Future()

@@ -14,7 +14,7 @@ import torch
 from sgl_vllm.approximate.kv_layout import KVLayout
 from sgl_vllm.approximate.rotation import Rotation
 from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import install, is_known
+from sgl_vllm.vllm_api.runners import UNKNOWN, install, is_known
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
@@ -86,7 +86,7 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
     """
     runner = worker.model_runner
     if not is_known(runner):
-        return "this vLLM's model runner has no known method that updates requests"
+        return UNKNOWN
     try:
         layers = [
             (KVLayout(layer, block_size), rotation)

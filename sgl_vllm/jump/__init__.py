@@ -2,8 +2,10 @@
 
 jump.py             appends forced tokens after each step
 unsent.py           forced tokens that are sent after the next forward pass
-resumption.py       how jumped requests run again without blocking each other
-connectors.py       KV connectors do not see that a request has jumped
+forced_rows.py      gives the model runner the forced tokens of a step
+full_graphs.py      full CUDA graphs for passes with jumps
+opened.py           text forced at the start, beside a KV connector
+short_runs.py       forced runs that are decoded instead
 forced_source.py    asks for forced tokens, and contains errors
 refused.py          forced tokens that a request's sampling parameters would change
 processors.py       custom logits processors beside which requests may jump

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import install, is_known
+from sgl_vllm.vllm_api.runners import UNKNOWN, install, is_known
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -62,7 +62,7 @@ def use_in_worker(worker: Worker) -> str | None:
         Why it cannot; None if it can.
     """
     if not is_known(worker.model_runner):
-        return "this vLLM's model runner has no known method that updates requests"
+        return UNKNOWN
     install(_Rows(), worker.model_runner)
     return None
 

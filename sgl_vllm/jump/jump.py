@@ -116,9 +116,6 @@ class JumpForward(StepHooks):
     # -- before the first forward pass ------------------------------------------------------------
 
     def grammar_is_ready(self, request: Request) -> None:
-        self.open(request)
-
-    def open(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""
         if request.num_output_tokens or not part.may_open(request, self._limits):
             return

@@ -113,7 +113,7 @@ class AllocatingManager(KVCacheManager):
         return blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Called when tokens of an output, or loaded ones, are known to be computed."""
+        """Called once output tokens or loaded tokens are known to be computed."""
         if self.pool.indexes_output or request.num_computed_tokens < request.num_prompt_tokens:
             super().cache_blocks(request, num_computed_tokens)
 

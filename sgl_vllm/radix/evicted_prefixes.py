@@ -1,7 +1,7 @@
 """Remembers what the tree has evicted, so that a later miss can be explained.
 
-Owns a second tree of tokens: the sequences that evictions have cut, each at its full length,
-with why and when. Does not own what is cached (`tree.py`), nor the causes of misses
+Owns a second tree of tokens: the full sequences that evictions have cut, with the reason and time
+of each. Does not own what is cached (`tree.py`), nor the causes of misses
 (`misses.py`). Pure: no vLLM, no torch.
 
     cached        |------- A -------|

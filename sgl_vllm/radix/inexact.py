@@ -1,4 +1,4 @@
-"""Requests whose KV is not what their own prompt would give: how far it is exact.
+"""Requests whose KV differs from what their own prompt would produce, and how much of it is exact.
 
 Owns what the pool knows of such requests: where their exact KV ends, past which nothing of them is
 indexed or hashed, and which blocks of others they still need. Does not own why their KV is inexact

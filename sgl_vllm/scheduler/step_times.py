@@ -11,6 +11,7 @@ own. Costs two microseconds a step.
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any  # Any: arguments of vLLM's methods
 
@@ -35,8 +36,8 @@ class StepTimer:
     """
 
     def __init__(self, engine: EngineCore, *, counts_graphs: bool) -> None:
-        self._seconds: dict[str, float] = {}
-        self._passes: dict[str, int] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._passes: Counter[str] = Counter()
         self._counts_graphs = counts_graphs
         self._ended_s = time.monotonic()
         self._time_scheduler(engine.scheduler)
@@ -44,7 +45,7 @@ class StepTimer:
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(**{name: s for name, s in self._seconds.items() if name != "bitmask_s"})
+        return StepTimes(**self._seconds)
 
     @property
     def graphs(self) -> GraphPasses | None:
@@ -57,7 +58,10 @@ class StepTimer:
 
         @wrap(scheduler, "get_grammar_bitmask")
         def get_grammar_bitmask(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return self._timed("bitmask_s", original, *args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._ended_s = time.monotonic()  # not waited for
 
         @wrap(scheduler, "update_from_output")
         def update_from_output(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -79,8 +83,7 @@ class StepTimer:
 
     def _waited(self) -> None:
         """The engine has waited for a pass since the last part ended."""
-        waited_s = time.monotonic() - self._ended_s
-        self._seconds["wait_s"] = self._seconds.get("wait_s", 0.0) + waited_s
+        self._seconds["wait_s"] += time.monotonic() - self._ended_s
 
     def _timed(self, part: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         begun_s = time.monotonic()
@@ -88,8 +91,7 @@ class StepTimer:
             return original(*args, **kwargs)
         finally:
             self._ended_s = time.monotonic()
-            seconds = self._seconds.get(part, 0.0) + self._ended_s - begun_s
-            self._seconds[part] = seconds
+            self._seconds[part] += self._ended_s - begun_s
 
     def _count(
         self,
@@ -99,6 +101,5 @@ class StepTimer:
     ) -> Any:
         graph = getattr(model_runner_output, "cudagraph_stats", None)
         if graph is not None:
-            name = _PASSES.get(graph.runtime_mode, "no_graph_passes")
-            self._passes[name] = self._passes.get(name, 0) + 1
+            self._passes[_PASSES.get(graph.runtime_mode, "no_graph_passes")] += 1
         return original(scheduler_output, model_runner_output)

@@ -2,7 +2,7 @@
 
 Owns how canaries become vLLM requests, the time limits of a run, and the cleanup: a canary appears
 in no metric or event, and leaves nothing in the engine. Does not own which canaries run or what is
-compared (`check.py`), or with which connectors a check is safe (`jump/connectors.py`).
+compared (`check.py`).
 """
 
 from __future__ import annotations

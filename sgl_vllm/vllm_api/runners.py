@@ -21,6 +21,10 @@ def is_v2(runner: object) -> TypeGuard[RunnerV2]:
     return hasattr(runner, "update_requests")
 
 
+UNKNOWN = "this vLLM's model runner has no known method that updates requests"
+"""Why a runner cannot be changed unless `is_known`."""
+
+
 def is_known(runner: object) -> TypeGuard[RunnerV1 | RunnerV2]:
     return is_v1(runner) or is_v2(runner)
 

@@ -46,7 +46,8 @@ def words() -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """Its JSON, and what it has printed. It quiets vLLM's log, which other tests read."""
+    """The JSON and the printed text of one run. The run silences vLLM's log, so the log level is
+    restored."""
     file = tmp_path_factory.mktemp("pace") / "pace.json"
     logger = logging.getLogger("vllm")
     level = logger.level

@@ -14,7 +14,7 @@ from sgl_vllm.scheduler.stats import GraphPasses
 
 
 class Engine:
-    """Calls the parts of a step as vLLM's loop does. Each takes its seconds of the clock."""
+    """Calls the parts of a step in the order of vLLM's loop. Each advances the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
