@@ -179,7 +179,11 @@ class Stream:
         effects = [*self.waits_for_effects, *filter(None, [self.last_effect])]
         running = RunningTool(self._context.get(current_tool), [*waits_for, *effects])
 
+        queued: Future[None] = Future()
+        queued.set_running_or_notify_cancel()  # from now on, a canceled run leaves it alone
+
         async def call() -> object:
+            await result_of(queued)  # the tool may wait for the operations up to this one
             ready = await with_values()
             for effect in effects:
                 await result_of(effect)
@@ -187,7 +191,10 @@ class Stream:
 
         context = self._context.copy()  # an own one, because several calls run at the same time
         result = context.run(self.run.background.start, call())
-        return self.submit(EarlyTool(tool, result, running))
+        try:
+            return self.submit(EarlyTool(tool, result, running))
+        finally:
+            queued.set_result(None)
 
     def read(self) -> Future[Transcript]:
         """The transcript once everything submitted so far has run."""

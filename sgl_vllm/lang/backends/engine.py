@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import importlib
+import logging
 import os
 import socket
 import tempfile
@@ -136,7 +137,8 @@ class Engine(VLLM):
                 from vllm.entrypoints.launchers.app import build_app
 
                 tasks = await engine.get_supported_tasks()
-                app = build_app(args, tasks, engine.model_config)
+                with _root_log_level_kept():
+                    app = build_app(args, tasks, engine.model_config)
                 await init_app_state(engine, app.state, args, tasks)
         except ImportError as error:
             raise BackendError(
@@ -207,6 +209,16 @@ class Engine(VLLM):
 
     async def server_info(self) -> ServerInfo:
         return replace(await super().server_info(), url="in process")
+
+
+@contextlib.contextmanager
+def _root_log_level_kept() -> Iterator[None]:
+    """A library that vLLM's server imports silences the root logger, which is the program's."""
+    level = logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.setLevel(level)
 
 
 @contextlib.contextmanager

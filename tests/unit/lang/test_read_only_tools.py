@@ -12,8 +12,10 @@ import pytest
 import sgl_vllm as sgl
 from sgl_vllm.lang import execution, prefill_ahead
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.operations import EarlyTool
 from sgl_vllm.lang.prefill_ahead import AGAIN_MIN_CHARS, ToolTimes
 from sgl_vllm.lang.prompts import TextPrompt
+from sgl_vllm.lang.stream import Stream
 from tests.unit.lang.scripted import Meeting, ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)
@@ -109,7 +111,19 @@ def test_it_is_canceled_when_something_before_it_fails():
     assert ended.wait(5)
 
 
-def test_reading_the_prompt_that_waits_for_it_is_refused_instead_of_hanging():
+@pytest.mark.parametrize("is_queued_late", [False, True])
+def test_reading_the_prompt_that_waits_for_it_is_refused_instead_of_hanging(
+    monkeypatch, is_queued_late
+):
+    submit = Stream.submit
+
+    def submit_late(stream, operation, *args, **kwargs):
+        time.sleep(0.05 if isinstance(operation, EarlyTool) else 0)
+        return submit(stream, operation, *args, **kwargs)
+
+    if is_queued_late:
+        monkeypatch.setattr(Stream, "submit", submit_late)
+
     @sgl.function
     def program(s):
         s += "a" + sgl.gen("x") + sgl.read_only_tool("t", lambda: s.text())
