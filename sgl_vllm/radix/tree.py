@@ -192,7 +192,9 @@ class RadixTree(PrefixTree):
 
     # -- evict --------------------------------------------------------------------------------
 
-    def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
+    def evict(
+        self, num_blocks: int, wanted: Collection[Node] = (), num_ahead: int = 0
+    ) -> list[int]:
         """Evict `num_blocks` that are not locked, or as many as there are, in this order:
 
         1. spare blocks of window groups (`components/windows.py`), of `wanted` nodes too;
@@ -202,7 +204,8 @@ class RadixTree(PrefixTree):
         4. leaves from their end, in the order of the policy;
         5. blocks before locked ones. Costs a scan of all blocks.
 
-        In 2 to 4, nodes in `wanted` come after all others.
+        In 2 to 4, nodes in `wanted` come after all others. In 4, up to `num_ahead` blocks more of a
+        leaf go that is not wanted: they would be next, and one by one costs more.
 
         Blocks before locked ones are of two kinds. Window blocks that the end of a locked node
         needs are evicted alone. Full-attention blocks of an ended request are left if a running one
@@ -229,11 +232,12 @@ class RadixTree(PrefixTree):
             leaf = self.order.pop(wanted)
             if leaf is not None:
                 is_partial = leaf.end % self.block_size != 0
-                num_ends = 1 if is_partial else -(-num_left // self._num_blocks_per_end)
+                num_to_cut = num_left + num_ahead
+                num_ends = 1 if is_partial else -(-num_to_cut // self._num_blocks_per_end)
                 evicted += self._evict_end(leaf, num_ends)
                 num_left -= num_before - self.num_evictable_blocks  # of windows, some are in use
             elif wanted:
-                wanted = ()  # only wanted leaves are left
+                wanted, num_ahead = (), 0  # only wanted leaves are left
             else:
                 self._evict_before_locked(max(num_left, _MIN_SCAN_BLOCKS), evicted)
                 break

@@ -73,6 +73,18 @@ def test_what_waiting_requests_match_goes_last() -> None:
     assert tree.evict(2, {wanted}) == [2, 0]
 
 
+def test_blocks_ahead_go_with_the_leaf_that_is_cut_and_never_from_a_wanted_one() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "abcd", [0, 1, 2, 3])
+    put(tree, "xyz", [4, 5, 6])
+    wanted = tree.match_prefix("", letters("xyz")).node
+    assert wanted is not None
+    assert sorted(tree.evict(1, {wanted}, num_ahead=1)) == [2, 3]
+    assert sorted(tree.evict(1, {wanted}, num_ahead=5)) == [0, 1]
+    assert tree.evict(1, {wanted}, num_ahead=5) == [6]
+    assert sorted(tree.evict(1, num_ahead=5)) == [4, 5]
+
+
 def test_what_was_not_used_for_long_expires() -> None:
     clock = Clock()
     tree = RadixTree(block_size=1, policy=POLICIES["lfu"], clock=clock)
