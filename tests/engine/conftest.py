@@ -3,7 +3,6 @@ seconds and its scheduler can be looked into."""
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from sgl_vllm.server_process import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
+from tests.engine import starts
 from tests.engine.engine import Engine
 
 ENVIRONMENT = {
@@ -43,50 +43,13 @@ def no_plugin_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="package")
-def small_heap(environment: None) -> Iterator[None]:
-    """vLLM collects garbage eight times for each engine that starts and ends in this process. With
-    torch, vLLM and all tests in the heap each takes about half a second, longer than most tests.
-
-    What one engine has loaded is frozen here once and for all. vLLM, which freezes an engine that
-    has started and unfreezes everything when it ends, does neither: engines are collected.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        freeze = gc.freeze
-        patch.setattr(gc, "freeze", lambda: None)
-        patch.setattr(gc, "unfreeze", lambda: None)
-        Engine({}).stop()
-        gc.collect()
-        freeze()
-        yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="package")
 def quick_starts(environment: None) -> Iterator[None]:
-    """What vLLM does again at each start, although the answer cannot differ in one process: it asks
-    `lscpu` for the cores, twice, and searches all modules for kernels to replace.
-
-    It also starts a process for each class of models that it has not seen on this machine, which
-    only imports it, and compiles how it ranks log-probabilities. Either takes longer than most
-    tests."""
-    import torch
-    from vllm.model_executor.models import registry
-    from vllm.platforms.cpu import CpuPlatform
-    from vllm.utils import cpu_resource_utils
-
-    with torch.compiler.set_stance("force_eager"), pytest.MonkeyPatch.context() as patch:
-        cores = functools.cache(cpu_resource_utils._get_cpu_list)
-        patch.setattr(cpu_resource_utils, "_get_cpu_list", cores)
-        replace_kernels = functools.cache(CpuPlatform.register_triton_kernel_overrides)
-        patch.setattr(
-            CpuPlatform, "register_triton_kernel_overrides", staticmethod(replace_kernels)
-        )
-        patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
+    with starts.small_heap(), starts.nothing_twice():
         yield
 
 
 @pytest.fixture(scope="module")
-def start(quick_starts: None, small_heap: None) -> Iterator[Callable[..., Engine]]:
+def start(quick_starts: None) -> Iterator[Callable[..., Engine]]:
     """Start an engine: `start(plugin={...})` with the plugin and its options, `start()` stock.
 
     Each is stopped when the next one starts, so at most one runs at a time.

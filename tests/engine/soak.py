@@ -63,6 +63,7 @@ def main() -> int:
 def play_rounds(options: argparse.Namespace, folder: Path, patch: pytest.MonkeyPatch) -> int:
     """All rounds that are asked for; the exit status."""
     # vLLM is imported only now that the platform is set up.
+    from tests.engine import starts
     from tests.engine.conftest import ENVIRONMENT
     from tests.engine.models import MODELS
     from tests.engine.rounds import ROWS, Soak
@@ -84,6 +85,8 @@ def play_rounds(options: argparse.Namespace, folder: Path, patch: pytest.MonkeyP
     begin = time.monotonic()
     first_seed = seed
     with (
+        starts.small_heap(),
+        starts.nothing_twice(),
         contextlib.suppress(KeyboardInterrupt),  # the figures so far are worth as much
         tqdm(total=options.requests, unit=" requests", smoothing=0) as progress,
     ):
