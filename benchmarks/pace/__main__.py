@@ -1,6 +1,6 @@
 """What a step of the scheduler costs the processor, and what that means at a GPU's pace.
 
-    python -m benchmarks.pace                                  # ten minutes
+    python -m benchmarks.pace                                  # half an hour
     python -m benchmarks.pace --workloads decoding --batches 16 --rounds 20
     python -m benchmarks.pace --device H100 --device T4 --json pace.json
     python -m benchmarks.pace --quick                          # the smallest size, half a minute
@@ -27,35 +27,53 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar  # Any: JSON
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.command import check_folders, positive, progress_bars, versions
-from benchmarks.pace.vocabulary import DEMO, SIZES, TEKKEN, vocabulary
 from benchmarks.simulate import silence_vllm
 
 if TYPE_CHECKING:
-    from benchmarks.pace.measure import PaceOn, StepCost
+    from benchmarks.pace.measure import Case
 
 WORKLOADS = ("decoding", "chats", "json_schema", "json_regex", "tool_calls")
 DEVICES = ("H100", "H200", "A10G", "T4", "spike")
-PARTS = ("schedule", "bitmask", "update", "jump")
-COST_HEADING = (
-    "processor time, us: stock / plugin\n"
-    f"{'workload':12}{'at':>4}{'a step':>15}{'ratio':>7}{'middle half':>13}{'a program':>18}"
-    f"{'ratio':>7}" + "".join(f"{part:>15}" for part in PARTS)
+
+Column = tuple[str, str, str]
+"""Of a table: its heading, the figure, and the format, with the width."""
+
+TIMES: tuple[Column, ...] = (
+    ("a step", "step_us", "8.0f"),
+    ("ratio", "step_ratio", "7.2f"),
+    ("from", "step_ratio_low", "6.2f"),
+    ("to", "step_ratio_high", "6.2f"),
+    ("a program", "program_us", "11.0f"),
+    ("ratio", "program_ratio", "7.2f"),
+    ("schedule", "schedule_us", "10.0f"),
+    ("bitmask", "bitmask_us", "9.0f"),
+    ("update", "update_us", "8.0f"),
+    ("jump", "jump_us", "6.0f"),
 )
-PACE_HEADING = (
-    "MODELLED: programs per second\n"
-    f"{'workload':12}{'at':>4} {'device':8}{'':6}{'programs/s':>11}{'ratio':>7}{'ms a pass':>10}"
-    f"{'waits':>7}{'passes':>8}{'full':>7}{'piecewise':>10}{'none':>6}{'added':>7}{'tokens':>9}"
-    f"{'stale':>7}{'held':>6}"
+PACES: tuple[Column, ...] = (
+    ("programs/s", "programs_s", "12.1f"),
+    ("ratio", "ratio", "7.2f"),
+    ("ms a pass", "pass_ms", "11.2f"),
+    ("waits", "waited_ms", "7.2f"),
+    ("passes", "passes", "8d"),
+    ("full", "full", "7d"),
+    ("piecewise", "piecewise", "11d"),
+    ("none", "none", "6d"),
+    ("added", "added", "7d"),
+    ("tokens", "computed_tokens", "9d"),
+    ("stale", "stale_tokens", "7d"),
+    ("held", "held_passes", "6d"),
 )
 _T = TypeVar("_T")
 
@@ -66,54 +84,45 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument(
+    add = found.add_argument
+    add(
         "--batches",
         type=_list_of(positive),
         default=[16, 64, 256],
         metavar="N,N",
         help="programs at a time (16,64,256)",
     )
-    found.add_argument(
+    add(
         "--workloads",
-        type=_list_of(_one_of(WORKLOADS)),
+        type=_list_of(_workload),
         default=[*WORKLOADS],
         metavar="NAME,NAME",
         help="of " + ", ".join(WORKLOADS),
     )
-    found.add_argument(
-        "--rounds", type=int, default=20, metavar="N", help="of each arm; 0: no first table (20)"
-    )
-    found.add_argument(
-        "--device", action="append", choices=DEVICES, help="modelled; repeat (spike)"
-    )
-    found.add_argument(
-        "--programs", type=int, default=64, metavar="N", help="in a modelled run; 0: none (64)"
-    )
-    found.add_argument(
+    add("--rounds", type=int, default=20, metavar="N", help="of each arm; 0: no first table (20)")
+    add("--device", action="append", choices=DEVICES, help="modelled; repeat (spike)")
+    add("--programs", type=int, default=64, metavar="N", help="in a modelled run; 0: none (64)")
+    add(
         "--longest-query",
         type=positive,
         default=1,
         metavar="TOKENS",
         help="longest row of a full graph for rows of any length (1: no such graphs)",
     )
-    found.add_argument(
-        "--noise", action="store_true", help="write any legal tokens instead of given texts"
-    )
-    found.add_argument(
-        "--vocabulary",
-        choices=SIZES,
-        default=TEKKEN,
-        help="Mistral's tekken of 131,072 tokens, or the shipped model's: demo, of 4,096, or "
-        "padded to 152,064",
-    )
-    found.add_argument(
-        "--plugin-config", type=json.loads, default={}, metavar="JSON", help="options of the plugin"
-    )
-    found.add_argument(
-        "--quick", action="store_true", help="the smallest size: demo, batch 4, 2 rounds"
-    )
-    found.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    add("--plugin-config", type=json.loads, default={}, metavar="JSON", help="the plugin's options")
+    add("--quick", action="store_true", help="the smallest size: the demo's vocabulary, batch 4")
+    add("--json", type=Path, metavar="FILE", help="write the numbers there too")
     return found
+
+
+def _list_of(item: Callable[[str], _T]) -> Callable[[str], list[_T]]:
+    return lambda text: [item(one) for one in text.split(",")]
+
+
+def _workload(name: str) -> str:
+    if name not in WORKLOADS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
+    return name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,110 +133,88 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         command.error(str(error))
     if arguments.quick:
-        arguments.vocabulary, arguments.batches = DEMO, [4]
+        arguments.batches = [4]
         arguments.rounds, arguments.programs = min(2, arguments.rounds), min(4, arguments.programs)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     silence_vllm()
-    with progress_bars(Console(stderr=True, highlight=False)) as progress:
-        costs, paces = _measure(arguments, progress)
+    with (
+        progress_bars(Console(stderr=True, highlight=False)) as progress,
+        TemporaryDirectory() as folder,
+    ):
+        costs, paces = _measure(arguments, Path(folder), progress)
     if arguments.json:
-        arguments.json.write_text(json.dumps(_document(arguments, costs, paces), indent=2) + "\n")
+        _write(arguments, costs, paces)
     return 0
 
 
 def _measure(
-    arguments: argparse.Namespace, progress: Progress
-) -> tuple[list[StepCost], list[PaceOn]]:
+    arguments: argparse.Namespace, folder: Path, progress: Progress
+) -> tuple[list[Case], list[Case]]:
+    """Shows each case once it is measured."""
     from benchmarks.pace.measure import Setup, pace_on, step_cost
+    from benchmarks.pace.workloads import DEMO, mistral
 
-    setup = Setup(
-        vocabulary(arguments.vocabulary),
-        arguments.plugin_config,
-        writes_text=not arguments.noise,
-        longest_query=arguments.longest_query,
-    )
-    devices = arguments.device or ["spike"]
-    costs: list[StepCost] = []
-    paces: list[PaceOn] = []
-    cases = [(name, batch) for name in arguments.workloads for batch in arguments.batches]
-    if arguments.rounds > 0:
-        print(COST_HEADING, flush=True)
-        for name, batch in cases:
-            task = progress.add_task(f"{name} at {batch}", total=arguments.rounds)
-            advance = partial(progress.advance, task)
-            costs.append(step_cost(setup, name, batch, arguments.rounds, advance))
-            print(_cost_line(costs[-1]), flush=True)
+    vocabulary = DEMO if arguments.quick else mistral(folder)
+    setup = Setup(vocabulary, arguments.plugin_config, arguments.longest_query)
+    devices, rounds = arguments.device or ["spike"], arguments.rounds
+
+    def bars(total: int) -> Iterator[tuple[str, int, Callable[[], None]]]:
+        for name in arguments.workloads:
+            for batch in arguments.batches:
+                task = progress.add_task(f"{name} at {batch}", total=total)
+                yield name, batch, partial(progress.advance, task)
+
+    costs: Iterable[Case] = ()
+    paces: Iterable[Case] = ()
+    if rounds > 0:
+        costs = (step_cost(setup, name, at, rounds, step) for name, at, step in bars(rounds))
     if arguments.programs > 0:
-        print(PACE_HEADING, flush=True)
-        for name, batch in cases:
-            task = progress.add_task(f"{name} at {batch}, modelled", total=2 * len(devices))
-            advance = partial(progress.advance, task)
-            for pace in pace_on(setup, name, batch, devices, arguments.programs, advance):
-                paces.append(pace)
-                print(_pace_lines(pace), flush=True)
-    return costs, paces
-
-
-def _cost_line(cost: StepCost) -> str:
-    stock, sgl = cost.arms["stock"], cost.arms["sgl"]
-    low, high = cost.step.middle_half
-    line = f"{cost.workload:12}{cost.batch:4}{_pair(stock.step_us, sgl.step_us):>15}"
-    line += f"{cost.step.median:7.2f}{f'{low:.2f}-{high:.2f}':>13}"
-    if stock.program_us and sgl.program_us and cost.program is not None:
-        line += f"{_pair(stock.program_us, sgl.program_us):>18}{cost.program.median:7.2f}"
-    else:
-        line += " " * 25
-    parts = (_pair(*(one.parts_us.get(part, 0.0) for one in (stock, sgl))) for part in PARTS)
-    return line + "".join(f"{part:>15}" for part in parts)
-
-
-def _pair(stock: float, sgl: float) -> str:
-    return f"{stock:.0f} / {sgl:.0f}"
-
-
-def _pace_lines(pace: PaceOn) -> str:
-    return "\n".join(
-        f"{pace.workload:12}{pace.batch:4} {pace.device:8}{arm:6}{run.programs_s:11.1f}"
-        f"{'' if arm == 'stock' else f'{pace.ratio:.2f}':>7}{run.pass_ms:10.2f}{run.waited_ms:7.2f}"
-        f"{run.passes:8}{run.full:7}{run.piecewise:10}{run.no_graph:6}{run.added:7}"
-        f"{run.computed_tokens:9}{run.stale_tokens:7}{run.held_passes:6}"
-        for arm, run in pace.arms.items()
+        paces = (
+            case
+            for name, at, step in bars(2 * len(devices))
+            for case in pace_on(setup, name, at, devices, arguments.programs, step)
+        )
+    return (
+        _shown("processor time, us", TIMES, costs),
+        _shown("MODELLED: programs per second", PACES, paces),
     )
 
 
-def _document(
-    arguments: argparse.Namespace, costs: Sequence[StepCost], paces: Sequence[PaceOn]
-) -> dict[str, Any]:
+def _shown(title: str, columns: Sequence[Column], cases: Iterable[Case]) -> list[Case]:
+    """Prints a line for each arm of each case, under a heading."""
+    shown: list[Case] = []
+    for case in cases:
+        if not shown:
+            headings = (f"{text:>{_width(form)}}" for text, _, form in columns)
+            print(f"{title}\n{'workload':12}{'at':>4} {'device':8}{'':6}" + "".join(headings))
+        shown.append(case)
+        for arm, figures in case.arms.items():
+            cells = (
+                format(figures[name], form) if name in figures else " " * _width(form)
+                for _, name, form in columns
+            )
+            line = f"{case.workload:12}{case.batch:4} {case.device or '':8}{arm:6}{''.join(cells)}"
+            print(line.rstrip(), flush=True)
+    return shown
+
+
+def _width(form: str) -> int:
+    return int(form.partition(".")[0].rstrip("d"))
+
+
+def _write(arguments: argparse.Namespace, costs: Sequence[Case], paces: Sequence[Case]) -> None:
     from benchmarks.pace.devices import DEVICES as MODELLED
 
-    return {
+    document = {
         "versions": versions(),
-        "vocabulary": arguments.vocabulary,
-        "writes": "noise" if arguments.noise else "text",
+        "vocabulary": "demo" if arguments.quick else "tekken",
         "longest_query": arguments.longest_query,
         "plugin_config": arguments.plugin_config,
-        "processor_time": [asdict(cost) for cost in costs],
-        "modelled": [{**asdict(pace), "ratio": pace.ratio} for pace in paces],
-        "modelled_devices": {
-            name: asdict(MODELLED[name]) for name in dict.fromkeys(pace.device for pace in paces)
-        },
+        "processor_time": [asdict(case) for case in costs],
+        "modelled": [asdict(case) for case in paces],
+        "modelled_devices": {case.device: asdict(MODELLED[case.device]) for case in paces},
     }
-
-
-def _list_of(item: Callable[[str], _T]) -> Callable[[str], list[_T]]:
-    def read(text: str) -> list[_T]:
-        return [item(one) for one in text.split(",")]
-
-    return read
-
-
-def _one_of(names: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
-        return text
-
-    return read
+    arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vllm.v1.outputs import ModelRunnerOutput
 
-FULL, PIECEWISE, NONE = "full", "piecewise", "none"
+GRAPHS = FULL, PIECEWISE, NONE = "full", "piecewise", "none"
 """Graph modes of a pass; `NONE` is a batch that is larger than any graph."""
 
 
@@ -25,14 +25,13 @@ class Device:
     Attributes:
         weights_s: a pass takes at least this long: the weights are read once.
         token_s: for each token, beside (`adds`) or instead of the time above, if that is longer.
+        source: where the figures are from, and which of them are guesses.
         piecewise_s: what a pass without a full graph takes longer.
         sampling_s: sampling, once a pass.
         launch_full_s: processor time to launch a full graph.
         launch_piecewise_s: the same for a pass without one.
         launch_sampling_s: the same for sampling.
         add_s: processor time of each request that is added to the batch.
-        any_added_s: once more for a pass that adds any.
-        source: where the figures are from, and which of them are guesses.
     """
 
     weights_s: float
@@ -45,7 +44,6 @@ class Device:
     launch_piecewise_s: float = 5e-3
     launch_sampling_s: float = 0.6e-3
     add_s: float = 0.2e-3
-    any_added_s: float = 0.0
 
     def pass_s(self, graph: str, num_tokens: int) -> float:
         compute_s = self.token_s * num_tokens
@@ -53,42 +51,28 @@ class Device:
         return base + (0.0 if graph == FULL else self.piecewise_s)
 
 
-_GUESSED = (
-    "Guesses: 75 % of the bandwidth and half of the FLOP/s are reached; launches, sampling and the "
-    "cost of leaving full graphs are those of `spike`."
-)
-
-
 def _published(tb_s: float, tflop_s: float, billions: float, source: str) -> Device:
     """A dense model of 16-bit weights on a device of this bandwidth and this many dense TFLOP/s."""
     return Device(
         weights_s=2e9 * billions / (0.75e12 * tb_s),
         token_s=2e9 * billions / (0.5e12 * tflop_s),
-        source=f"{billions} billion weights. {source} {_GUESSED}",
+        source=f"{billions} billion weights. NVIDIA's {source} dense. Guesses: 75 % of the "
+        "bandwidth and half of the FLOP/s are reached; launches, sampling and the cost of leaving "
+        "full graphs are those of `spike`.",
     )
 
 
 DEVICES = {
-    "H100": _published(
-        3.35, 989, 7.6, "NVIDIA's H100 data sheet, SXM: 3.35 TB/s, 989 TFLOP/s bfloat16 dense."
-    ),
-    "H200": _published(
-        4.8, 989, 7.6, "NVIDIA's H200 data sheet, SXM: 4.8 TB/s, 989 TFLOP/s bfloat16 dense."
-    ),
-    "A10G": _published(
-        0.6, 70, 7.6, "NVIDIA's A10G data sheet for AWS: 600 GB/s, 70 TFLOP/s bfloat16 dense."
-    ),
-    "T4": _published(
-        0.32, 65, 3.1, "NVIDIA's Turing whitepaper, T4: 320 GB/s, 65 TFLOP/s float16."
-    ),
+    "H100": _published(3.35, 989, 7.6, "H100 data sheet, SXM: 3.35 TB/s, 989 TFLOP/s bfloat16"),
+    "H200": _published(4.8, 989, 7.6, "H200 data sheet, SXM: 4.8 TB/s, 989 TFLOP/s bfloat16"),
+    "A10G": _published(0.6, 70, 7.6, "A10G data sheet for AWS: 600 GB/s, 70 TFLOP/s bfloat16"),
+    "T4": _published(0.32, 65, 3.1, "Turing whitepaper, T4: 320 GB/s, 65 TFLOP/s float16"),
     "spike": Device(
         weights_s=4.3e-3,
         token_s=9.5e-6,
+        source="7.6 billion weights, a probe of an H200: 4.3 ms + 9.5 us a token + 0.35 ms "
+        "sampling. Guesses: launches, cost of leaving full graphs, adding a request.",
         adds=True,
-        source=(
-            "7.6 billion weights, a probe of an H200: 4.3 ms + 9.5 us a token + 0.35 ms sampling. "
-            "Guesses: launches, cost of leaving full graphs, adding a request."
-        ),
     ),
 }
 
@@ -112,7 +96,7 @@ class Clock:
         """Launch a pass. The device runs it as soon as it is free."""
         is_full = graph == FULL
         launch_s = device.launch_full_s if is_full else device.launch_piecewise_s
-        launch_s += num_added * device.add_s + (device.any_added_s if num_added else 0.0)
+        launch_s += num_added * device.add_s
         begin_s = self.now_s + launch_s * (1.0 if is_full else 0.4)
         self.now_s += launch_s
         end_s = max(self._free_s, begin_s) + device.pass_s(graph, num_tokens)

@@ -6,10 +6,11 @@ flight. Owns the measurement of a step's parts, and the programs that are under 
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any  # Any: what vLLM's loop asks of an engine
@@ -20,23 +21,17 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 
 from benchmarks.engine_settings import SGL, EngineSettings
-from benchmarks.pace.devices import IO_S, Clock, Device
-from benchmarks.pace.runner import Counts, PaceError, Runner, Text
-from benchmarks.pace.vocabulary import Vocabulary
-from benchmarks.pace.workloads import Program
+from benchmarks.pace.devices import GRAPHS, IO_S, Clock, Device
+from benchmarks.pace.runner import PaceError, Runner, Text
+from benchmarks.pace.workloads import Program, Vocabulary
 from benchmarks.schedulers import make_block_hasher, make_scheduler
 from sgl_vllm.step_hooks import StepHooks
 
-MAX_MODEL_LEN = 4096
 _BLOCK_SIZE = 16
 _TOKENS_PER_REQUEST = 1600
-_PARTS = {
-    "schedule": "schedule",
-    "get_grammar_bitmask": "bitmask",
-    "update_from_output": "update",
-    "add_request": "arrival",
-}
-"""Timed methods of a scheduler, and the names of the parts."""
+
+STEP = {"schedule": "schedule", "bitmask": "get_grammar_bitmask", "update": "update_from_output"}
+"""The parts of a step, and the scheduler's methods that are timed for them."""
 
 JUMP = "jump"
 """Part of the others."""
@@ -57,32 +52,30 @@ class Tally:
     """What an engine has done since its tally was last taken.
 
     Attributes:
-        cpu_s: processor time of this thread, by part; `JUMP` is part of others, and `arrival` is no
-            part of a step.
-        jumps: the plugin's counters of jumps.
+        counts: `programs` and `output_tokens`, what the runner counts, and the plugin's counters of
+            jumps.
+        cpu_s: processor time of this thread, by part.
     """
 
-    counts: Counts
-    num_programs: int
-    output_tokens: int
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    jumps: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str]
+    cpu_s: dict[str, float]
 
     @property
     def num_passes(self) -> int:
-        return sum(self.counts.passes.values())
+        return sum(self.counts[graph] for graph in GRAPHS)
 
     @property
     def steps_cpu_s(self) -> float:
-        return sum(s for part, s in self.cpu_s.items() if part not in (JUMP, "arrival"))
+        return sum(self.cpu_s[part] for part in STEP)
 
 
 @dataclass
 class _Session:
     """A program under way: the turn that runs, and all tokens up to its end."""
 
+    number: int
     program: Program
-    tokens: list[int]
+    tokens: list[int] = field(default_factory=list)
     num_prompt: int = 0
     turn: int = 0
 
@@ -97,20 +90,16 @@ class PaceEngine(EngineCore):
         vocabulary: Vocabulary,
         programs: Callable[[int], Program],
         *,
-        plugin: dict[str, Any] | None = None,
-        writes_text: bool = True,
-        longest_query: int = 1,
+        plugin: dict[str, Any],
+        longest_query: int,
     ) -> None:
-        """`programs` makes the program of a number. `plugin` has options of the plugin.
-
-        Raises PaceError if a part of the plugin is off that should be on.
-        """
+        """`programs` makes the program of a number. `plugin` has options of the plugin."""
         settings = EngineSettings(
             num_blocks=batch * _TOKENS_PER_REQUEST // _BLOCK_SIZE + 1000,
             block_size=_BLOCK_SIZE,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=4096,
             max_num_seqs=batch,
-            plugin={"self_check": "off", **(plugin or {})},
+            plugin={"self_check": "off", **plugin},
         )
         with (  # the scheduler of an engine with the V2 runner, which needs Triton only to run
             mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="1"),
@@ -127,17 +116,19 @@ class PaceEngine(EngineCore):
                 ),
             )
         self.clock = Clock()
+        self._counts: Counter[str] = Counter()
+        self._cpu_s = dict.fromkeys((*STEP, JUMP), 0.0)
         self._texts: dict[str, Text] = {}
-        self.runner = Runner(vocabulary, self.clock, self._texts, longest_query=longest_query)
-        self._vocabulary, self._batch, self._writes_text = vocabulary, batch, writes_text
-        self._programs, self._num_begun = programs, 0
-        self._sessions: dict[int, _Session] = {}
-        self._num_done = self._num_output = 0
-        self._cpu_s: dict[str, float] = {}
+        self.runner = Runner(
+            vocabulary, self.clock, self._texts, self._counts, longest_query=longest_query
+        )
+        self._vocabulary, self._batch, self._programs = vocabulary, batch, programs
+        self._numbers: Iterator[int] = itertools.count()
+        self._sessions: dict[str, _Session] = {}
+        for part, method in STEP.items():
+            self._time(scheduler, method, part, self.clock)
+        self._time(scheduler, "add_request", "arrival", self.clock)
         self._jump = scheduler.parts.jump if arm == SGL else None
-        self._jumps_before: dict[str, int] = {}
-        for method, part in _PARTS.items():
-            self._time(scheduler, method, part, moves_clock=True)
         for hook in _JUMP_HOOKS if self._jump is not None else ():
             self._time(self._jump, hook.__name__, JUMP)
         # What vLLM's loop reads of an engine core.
@@ -164,17 +155,19 @@ class PaceEngine(EngineCore):
 
     def take_tally(self) -> Tally:
         """All since the last one."""
-        tally = Tally(self.runner.counts, self._num_done, self._num_output, self._cpu_s)
         if self._jump is not None:
-            now = asdict(self._jump.counters)
-            tally.jumps = {name: n - self._jumps_before.get(name, 0) for name, n in now.items()}
-            self._jumps_before = now
-        self.runner.counts, self._cpu_s = Counts(), {}
-        self._num_done = self._num_output = 0
+            self._counts.update(asdict(self._jump.counters))
+        tally = Tally(self._counts.copy(), self._cpu_s.copy())
+        self._counts.clear()
+        if self._jump is not None:
+            self._counts.subtract(asdict(self._jump.counters))
+        self._cpu_s.update(dict.fromkeys(self._cpu_s, 0.0))
         return tally
 
-    def _time(self, owner: Any, method: str, part: str, *, moves_clock: bool = False) -> None:
+    def _time(self, owner: Any, method: str, part: str, clock: Clock | None = None) -> None:
+        """Adds the time of the method to its part, and to the clock."""
         original = getattr(owner, method)
+        self._cpu_s[part] = 0.0
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.thread_time()
@@ -182,9 +175,9 @@ class PaceEngine(EngineCore):
                 return original(*args, **kwargs)
             finally:
                 took_s = time.thread_time() - started
-                self._cpu_s[part] = self._cpu_s.get(part, 0.0) + took_s
-                if moves_clock:
-                    self.clock.now_s += took_s
+                self._cpu_s[part] += took_s
+                if clock is not None:
+                    clock.now_s += took_s
 
         setattr(owner, method, timed)
 
@@ -193,36 +186,47 @@ class PaceEngine(EngineCore):
     def run_passes(self, number: int) -> None:
         """So many turns of the loop, with all programs under way."""
         for _ in range(number):
-            self._fill(None)
-            self._advance()
+            self._advance(self._numbers)
 
-    def run_programs(self, number: int, *, to_the_end: bool = False) -> None:
-        """Until so many programs have ended; others are under way then, unless `to_the_end`: then
-        no more than these begin."""
-        last = self._num_begun + number if to_the_end else None
-        end = self._num_done + number
-        while self._num_done < end or (to_the_end and self._is_busy):
-            self._fill(last)
-            self._advance()
+    def run_programs(self, number: int, *, first: int | None = None) -> None:
+        """Until so many programs have ended, others being under way; or only these, if the number
+        of the `first` is given."""
+        end = self._counts["programs"] + number
+        numbers = self._numbers if first is None else iter(range(first, first + number))
+        while self._counts["programs"] < end or (first is not None and self._is_busy):
+            self._advance(numbers)
 
     @property
     def _is_busy(self) -> bool:
         return bool(self.scheduler.has_requests() or self.batch_queue)
 
-    def _fill(self, last: int | None) -> None:
-        while len(self._sessions) < self._batch and self._num_begun != last:
-            number, self._num_begun = self._num_begun, self._num_begun + 1
-            program = self._programs(number)
-            self._sessions[number] = _Session(program, [])
-            self._send(number)
+    def _advance(self, numbers: Iterator[int]) -> None:
+        """A turn of the loop; programs of these numbers begin before, while there is room."""
+        for number in itertools.islice(numbers, self._batch - len(self._sessions)):
+            self._send(_Session(number, self._programs(number)))
+        self.clock.now_s += IO_S
+        results, has_executed = self.step_with_batch_queue()
+        self.post_step(has_executed)
+        for output in (one for result in (results or {}).values() for one in result.outputs):
+            session = self._sessions[output.request_id]
+            session.tokens += output.new_token_ids
+            self._counts["output_tokens"] += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                del self._sessions[output.request_id]
+                self._check(output.request_id, str(output.finish_reason), session)
+                session.turn += 1
+                if session.turn < len(session.program):
+                    self._send(session)
+                else:
+                    self._counts["programs"] += 1
 
-    def _send(self, number: int) -> None:
-        session = self._sessions[number]
+    def _send(self, session: _Session) -> None:
         turn = session.program[session.turn]
         session.tokens += turn.tokens
         session.num_prompt = len(session.tokens)
-        request_id = f"{number}.{session.turn}"
-        if turn.text is not None and self._writes_text:
+        request_id = f"{session.number}.{session.turn}"
+        self._sessions[request_id] = session
+        if turn.text is not None:
             self._texts[request_id] = Text(turn.text, self._vocabulary)
         params = turn.params.clone()
         params.update_from_generation_config({}, self._vocabulary.tokenizer.eos_token_id)
@@ -243,26 +247,6 @@ class PaceEngine(EngineCore):
         )
         self.scheduler.add_request(request)
 
-    def _advance(self) -> None:
-        self.clock.now_s += IO_S
-        results, has_executed = self.step_with_batch_queue()
-        self.post_step(has_executed)
-        for result in (results or {}).values():
-            for output in result.outputs:
-                number = int(output.request_id.partition(".")[0])
-                session = self._sessions[number]
-                session.tokens += output.new_token_ids
-                self._num_output += len(output.new_token_ids)
-                if output.finish_reason is None:
-                    continue
-                self._check(output.request_id, str(output.finish_reason), session)
-                session.turn += 1
-                if session.turn < len(session.program):
-                    self._send(number)
-                else:
-                    del self._sessions[number]
-                    self._num_done += 1
-
     def _check(self, request_id: str, finish_reason: str, session: _Session) -> None:
         """That a request that has ended has written its text, or begun it."""
         if finish_reason == "error":
@@ -273,10 +257,3 @@ class PaceEngine(EngineCore):
         written = b"".join(self._vocabulary.token_bytes[token] for token in output)
         if not text.data.startswith(written) or (finish_reason == "stop" and written != text.data):
             raise PaceError(f"{request_id}: {written!r} was written instead of {text.data!r}")
-
-
-def check_parts(engine: PaceEngine) -> Iterator[str]:
-    """What is off of the plugin, and why, without what an option switches off."""
-    for part, state in engine.scheduler.parts.states().items():
-        if state not in ("on", "by option"):
-            yield f"{part}: {state}"

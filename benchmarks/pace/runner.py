@@ -1,16 +1,17 @@
 """A model runner without a model: which graph a pass runs in, and the token that it samples.
 
 Follows vLLM's V2 runner as far as a scheduler can tell: rows added and removed, tokens known of a
-row, and the choice between full and piecewise CUDA graphs. Takes a jump in both ways: as a request
-that is added again, and in place, by the `ForcedRow`s of a step.
+row, and the choice between full and piecewise CUDA graphs. Takes forced tokens as the plugin's hook
+in a runner does, by the `ForcedRow`s of a step.
 """
 
 from __future__ import annotations
 
-import hashlib
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any  # Any: vLLM's outputs
 
@@ -19,7 +20,7 @@ from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOu
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from benchmarks.pace.devices import FULL, NONE, PIECEWISE, Clock, Device
-from benchmarks.pace.vocabulary import Vocabulary
+from benchmarks.pace.workloads import Vocabulary
 from benchmarks.schedulers import runner_output
 from sgl_vllm.jump.forced_rows import rows_of
 
@@ -27,7 +28,6 @@ LARGEST_GRAPH = 512
 """Tokens of the largest graph that vLLM captures by default."""
 
 _LONGEST_TOKEN = 64
-_CLOSING = b'"}],0123456789-'
 
 
 class PaceError(Exception):
@@ -73,22 +73,14 @@ class Row:
     offsets: list[int]
 
 
-@dataclass
-class Counts:
-    """Passes by their graph, rows added to the batch, and tokens computed."""
-
-    passes: dict[str, int] = field(default_factory=lambda: {FULL: 0, PIECEWISE: 0, NONE: 0})
-    added: int = 0
-    tokens: int = 0
-
-
 class Runner:
     """Samples at once, and with a device says when its result would have come.
 
     Args:
+        texts: what is to be written, by request; without one, any token.
+        counts: passes by their graph, rows added to the batch, and tokens computed.
         longest_query: the longest row of a full graph for rows of any length, in tokens; 1 as vLLM
-            has it by default. Rows of a jump in place count as decoding only above 1.
-        texts: what is to be written, by request; without one, any token that is legal.
+            has it by default. Rows of a jump count as decoding only above 1.
     """
 
     def __init__(
@@ -96,21 +88,17 @@ class Runner:
         vocabulary: Vocabulary,
         clock: Clock,
         texts: Mapping[str, Text],
+        counts: Counter[str],
         *,
         longest_query: int = 1,
     ) -> None:
-        self.counts = Counts()
         self.device: Device | None = None
-        self._clock = clock
-        self._vocabulary = vocabulary
-        self._texts = texts
+        self._clock, self._texts, self._counts = clock, texts, counts
         self._longest_query = longest_query
         self._rows: dict[str, Row] = {}
         self._sampling: list[tuple[str, bool]] = []
-        pieces = vocabulary.token_bytes
-        self._lengths = [len(piece) for piece in pieces]
-        self._closing = np.array([bool(piece) and piece[0] in _CLOSING for piece in pieces])
-        self._token_of = {piece: token for token, piece in enumerate(pieces) if piece}
+        self._lengths = [len(piece) for piece in vocabulary.token_bytes]
+        self._token_of = {piece: token for token, piece in enumerate(vocabulary.token_bytes)}
         self._end: int = vocabulary.tokenizer.eos_token_id
 
     # -- a pass -----------------------------------------------------------------------------------
@@ -127,13 +115,10 @@ class Runner:
         if not scheduled.num_scheduled_tokens:
             future.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
             return future
-        graph = self._graph(scheduled, forced)
-        num_added = len(scheduled.scheduled_new_reqs)
-        self.counts.passes[graph] += 1
-        self.counts.added += num_added
-        self.counts.tokens += scheduled.total_num_scheduled_tokens
+        graph, num_added = self._graph(scheduled, forced), len(scheduled.scheduled_new_reqs)
+        num_tokens = scheduled.total_num_scheduled_tokens
+        self._counts.update({graph: 1, "added": num_added, "computed_tokens": num_tokens})
         if self.device is not None:
-            num_tokens = scheduled.total_num_scheduled_tokens
             self._clock.launch(self.device, graph, num_tokens, num_added)
         self._sampling = []
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
@@ -158,12 +143,12 @@ class Runner:
         return PIECEWISE if prefills or longest > self._longest_query else FULL
 
     def _add(self, new: NewRequestData) -> None:
+        """A new request, or one after preemption, with its output."""
         assert new.prompt_token_ids is not None
         assert new.prefill_token_ids is not None
         num_prompt = len(new.prompt_token_ids)
         text = self._texts.get(new.req_id)
-        row = Row(num_prompt, num_prompt, new.num_computed_tokens, text, [0])
-        self._rows[new.req_id] = row
+        self._rows[new.req_id] = Row(num_prompt, num_prompt, new.num_computed_tokens, text, [0])
         self._force(new.req_id, num_prompt, new.prefill_token_ids[num_prompt:])
 
     def _force(self, request_id: str, start: int, tokens: Sequence[int]) -> None:
@@ -189,12 +174,10 @@ class Runner:
             [self._sample(request_id, masks.get(request_id))] if is_sampled else []
             for request_id, is_sampled in self._sampling
         ]
-        output = runner_output([request_id for request_id, _ in self._sampling], sampled)
-        if self.device is None:
-            future: Future[ModelRunnerOutput] = Future()
-        else:
+        future: Future[ModelRunnerOutput] = Future()
+        if self.device is not None:
             future = self._clock.sample(self.device)
-        future.set_result(output)
+        future.set_result(runner_output([request_id for request_id, _ in self._sampling], sampled))
         return future
 
     def take_draft_token_ids(self) -> None:
@@ -209,7 +192,8 @@ class Runner:
         if row.text is not None and mask is not None:
             token = self._next_of_text(row.text, row.offsets[-1], mask)
         if token is None:
-            token = self._any(f"{request_id}|{row.num_computed}", mask)
+            seed = zlib.crc32(f"{request_id}|{row.num_computed}".encode())
+            token = 10 + seed % (len(self._lengths) - 10)
         row.offsets.append(row.offsets[-1] + self._lengths[token])
         return token
 
@@ -226,20 +210,6 @@ class Runner:
             if shorter is not None and _allows(mask, shorter):
                 return shorter
         return None
-
-    def _any(self, seed: str, mask: np.ndarray | None) -> int:
-        """A legal token by a hash; one of five closes something, so that texts come to an end."""
-        digest = hashlib.blake2b(seed.encode(), digest_size=6).digest()
-        number = int.from_bytes(digest, "little")
-        if mask is None:
-            return 10 + number % (len(self._lengths) - 10)
-        legal = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        legal = legal[legal < len(self._lengths)]
-        if not len(legal):
-            return 0
-        closing = legal[self._closing[legal]]
-        chosen = closing if len(closing) and number % 100 < 20 else legal
-        return int(chosen[number // 128 % len(chosen)])
 
 
 def _allows(mask: np.ndarray, token: int) -> bool:

@@ -1,8 +1,8 @@
 """The programs that schedulers are measured with: their prompts, and the text that is written.
 
 Both arms write the same text of a program, held by the same grammar, so that they differ in their
-steps alone. With `noise` each token is any legal one, as a model of random weights writes: longer,
-and without a common tokenization.
+steps alone. The cost of a grammar and of its bitmask grows with the vocabulary, so that is a real
+one: Mistral's of 131,072 tokens, which comes with vLLM.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any  # Any: JSON
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any  # Any: JSON, a tokenizer
 
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
@@ -21,10 +23,57 @@ from vllm.sampling_params import StructuredOutputsParams
 from benchmarks.ab.workloads.json_regex import CHARACTER
 from benchmarks.ab.workloads.json_schema import MAX_SCHEMA_CHARACTERS
 from benchmarks.ab.workloads.tool_calls import NUM_TOOLS, TOOLS
-from benchmarks.pace.vocabulary import Vocabulary
+from benchmarks.models import DEMO_MODEL
 from benchmarks.schemas import is_plain, schemas
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer's folder, and the number of logits that its model would have."""
+
+    folder: Path
+    size: int
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.folder))
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """Of each token of a byte-level BPE; empty for special ones."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
+        special = set(self.tokenizer.all_special_ids)
+        names = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        return [
+            b"" if token in special else bytes(byte_of[character] for character in name)
+            for token, name in enumerate(names)
+        ]
+
+    def tokens(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+
+DEMO = Vocabulary(DEMO_MODEL, 4096)
+"""The shipped model's."""
+
+
+def mistral(folder: Path) -> Vocabulary:
+    """Converted into this folder, which takes 10 seconds. Raises ValueError if it cannot be had."""
+    from benchmarks.masks import tokenizer_of
+
+    tokenizer_of(None).save_pretrained(folder)
+    shutil.copy(DEMO_MODEL / "config.json", folder)  # vLLM looks for one
+    return Vocabulary(folder, 131_072)
+
+
+# -- programs -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,11 +86,14 @@ class Turn:
 
 
 Program = list[Turn]
-Maker = Callable[[random.Random, Vocabulary], Program]
 
 
 def _tokens(rng: random.Random, number: int) -> list[int]:
     return [rng.randrange(10, 2000) for _ in range(number)]
+
+
+def _word(rng: random.Random, least: int, most: int) -> str:
+    return "".join(rng.choices(_LETTERS, k=rng.randint(least, most)))
 
 
 def _free(num_tokens: int) -> SamplingParams:
@@ -64,17 +116,12 @@ def _chats(rng: random.Random, vocabulary: Vocabulary) -> Program:
 
 def _json_regex(rng: random.Random, vocabulary: Vocabulary) -> Program:
     """A character of a book, as `benchmarks.ab json_regex` asks for it."""
-
-    def word(least: int, most: int) -> str:
-        return "".join(rng.choices(_LETTERS, k=rng.randint(least, most)))
-
+    jobs = ("baker", "doctor", "farmer", "nurse", "pilot", "teacher", "writer")
     fields = {
-        "name": word(3, 8).capitalize(),
+        "name": _word(rng, 3, 8).capitalize(),
         "house": rng.choice(("Gryffindor", "Hufflepuff", "Ravenclaw", "Slytherin")),
         "blood status": rng.choice(("Half-blood", "Muggle-born", "Pure-blood")),
-        "occupation": rng.choice(
-            ("baker", "doctor", "farmer", "nurse", "pilot", "teacher", "writer")
-        ),
+        "occupation": rng.choice(jobs),
         "wand": {
             "wood": rng.choice(("elm", "holly", "oak", "pine", "willow")),
             "core": rng.choice(("dragon heartstring", "phoenix feather", "unicorn hair")),
@@ -83,28 +130,23 @@ def _json_regex(rng: random.Random, vocabulary: Vocabulary) -> Program:
         "alive": rng.random() < 0.5,
         "patronus": rng.choice(("fox", "horse", "otter", "stag", "swan")),
         "age": rng.randrange(10, 100),
-        "pet": word(3, 8),
+        "pet": _word(rng, 3, 8),
     }
     text = json.dumps(fields)
     assert re.fullmatch(CHARACTER, text), text
     return [Turn(_tokens(rng, rng.randrange(20, 40)), _held(regex=CHARACTER), text)]
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 @cache
 def _schemas_with_instance() -> list[tuple[str, str]]:
     """Some of the schemas of `benchmarks.ab json_schema`, each with an instance without white
     space, as vLLM holds it to. To compile one for a large vocabulary takes a second."""
-    found = [
-        (one.text, _compact(json.loads(instance.text)))
-        for one in schemas(None)
-        if len(one.text) <= MAX_SCHEMA_CHARACTERS and is_plain(json.loads(one.text))
-        for instance in [next((i for i in one.instances if i.valid), None)]
-        if instance is not None
-    ]
+    compact = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+    found = []
+    for one in schemas(None):
+        valid = [instance.text for instance in one.instances if instance.valid]
+        if valid and len(one.text) <= MAX_SCHEMA_CHARACTERS and is_plain(json.loads(one.text)):
+            found.append((one.text, compact(json.loads(valid[0]))))
     return found[::3]
 
 
@@ -147,13 +189,13 @@ def _instance(schema: dict[str, Any], rng: random.Random) -> Any:
         return [_instance(schema["items"], rng) for _ in range(schema.get("minItems", 1))]
     if schema["type"] == "string":
         least, most = schema.get("minLength", 4), min(schema.get("maxLength", 12), 12)
-        return "".join(rng.choices(_LETTERS, k=rng.randint(min(least, most), most)))
+        return _word(rng, min(least, most), most)
     if schema["type"] == "boolean":
         return rng.random() < 0.5
     return rng.randint(schema.get("minimum", 1), schema.get("maximum", 9))
 
 
-MAKERS: dict[str, Maker] = {
+MAKERS: dict[str, Callable[[random.Random, Vocabulary], Program]] = {
     "decoding": partial(_decoding, 128),
     "chats": _chats,
     "json_schema": _json_schema,
@@ -163,10 +205,8 @@ MAKERS: dict[str, Maker] = {
 STEADY = "decoding"
 """The workload whose steps are measured while requests neither come nor end."""
 
-STEADY_TOKENS = 3000
-
 
 def program(workload: str, number: int, vocabulary: Vocabulary, *, steady: bool = False) -> Program:
     """The same for the same number, always. With `steady`, `decoding` goes on and on."""
-    make = partial(_decoding, STEADY_TOKENS) if steady else MAKERS[workload]
+    make = partial(_decoding, 3000) if steady else MAKERS[workload]
     return make(random.Random(f"{workload} {number}"), vocabulary)
