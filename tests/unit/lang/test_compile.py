@@ -51,25 +51,6 @@ def compiled_unless_it_fails(program, expected, **known):
 
 
 @sgl.function
-def ask(s, question, name):
-    s += f"Q: {question}\nA:" + sgl.gen(name, stop="\n") + "\n"
-    return s[name]
-
-
-@sgl.function
-def asks_twice(s, topic):
-    return [ask(s, topic, "one"), ask(s, f"more on {topic}", name="two")]
-
-
-@sgl.function
-def reads(s, word, count=3):
-    s += f"{word.upper():>8} {count + 1} " + sgl.gen("a", max_tokens=2 + count)
-    s += f"({s['a']} again)" + "".join(f"{i}{word}" for i in range(2))
-    s += sgl.gen("b", stop=s["a"] + "!") + word
-    return s["a"] + s["b"], s.text(), s["a"][1:], {"k": [s["b"], word]}
-
-
-@sgl.function
 def chats(s, question):
     s += sgl.system("Be brief.")
     s.user(question)
@@ -127,9 +108,6 @@ async def awaits(s, word):
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
-        (asks_twice, {"topic": "tea"}),
-        (reads, {"word": "tea"}),
-        (reads, {"word": "tea", "count": 1}),
         (chats, {"question": "Tea?"}),
         (chooses, {"options": ["red", "blue"]}),
         (branches, {}),

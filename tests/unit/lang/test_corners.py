@@ -184,9 +184,3 @@ def test_an_awaited_batch_leaves_no_warning_about_unread_exceptions(server, capl
     results = asyncio.run(program.run_batch_async([("x",), ("y",)], return_errors=True))
     assert all(isinstance(result, sgl.ProgramError) for result in results)
     assert "never retrieved" not in caplog.text
-
-
-def test_an_image_in_a_mode_that_png_lacks_is_converted():
-    image = pytest.importorskip("PIL.Image")
-    shown = sgl.image(image.new("CMYK", (2, 2)))
-    assert shown.media.url.startswith("data:image/png;base64,")

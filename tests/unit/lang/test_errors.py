@@ -98,16 +98,6 @@ def test_branches_of_a_failed_prompt_fail_with_it(server, backend):
     program.run()
 
 
-def test_an_unreachable_server_is_named_with_what_to_do():
-    backend = sgl.VLLM("http://127.0.0.1:9/", max_retries=0)
-    with pytest.raises(sgl.ProgramError) as caught:
-        two_gens.run(backend=backend)
-    message = str(caught.value)
-    assert "gen 'first' failed" in message
-    assert "http://127.0.0.1:9" in message
-    assert "vllm serve MODEL --plugin sgl_vllm" in message
-
-
 def test_a_missing_api_key_and_a_wrong_one_are_different_errors(server):
     server.api_key = "secret"
     with pytest.raises(sgl.ProgramError, match=r"needs an api_key.*VLLM\(..., api_key="):

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import time
 
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
-from sgl_vllm.lang.settings import chosen_backend
 from tests.unit.lang.conftest import LONG
 from tests.unit.lang.http_server import refusing
 
@@ -117,23 +113,6 @@ def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
         wrong_join.run()
 
 
-# --- 6: API speculation (see test_speculation.py) -----------------------------------------------
-
-
-def test_a_partial_match_leaves_the_program_as_it_was(server):
-    """In SGLang, it changes the function's template for all later runs."""
-    server.document = lambda prompt: "one\nTwo: 2\n"[len(prompt) - 2 :] if prompt[0] == "x" else "y"
-
-    @sgl.function(num_api_spec_tokens=32)
-    def program(s, q):
-        s += q + ":" + sgl.gen("a", stop="\n") + "\nTwist:" + sgl.gen("b", max_tokens=3)
-
-    first = program.run("x")
-    assert first.text() == "x:one\nTwist:\n"
-    assert program.run("y").text() == "y:y\nTwist:y"
-    assert program.run("x").text() == first.text()
-
-
 # --- 7: select ----------------------------------------------------------------------------------
 
 
@@ -182,43 +161,6 @@ def test_select_prefers_neither_the_longest_nor_the_shortest_choice(server, orde
     assert program.run()["pick"] == choices[0]  # a tie
 
 
-# --- 9: posting a list is faster than run_batch -------------------------------------------------
-
-
-def test_run_batch_is_not_slower_than_posting_a_list(server):
-    """One request with a list of prompts, against one program per prompt.
-
-    The server's latency is the same, so the comparison is about the client's overhead.
-    """
-    import openai
-
-    server.latency_s = 0.1
-    prompts = ["x" * (i + 1) for i in range(60)]
-
-    @sgl.function
-    def program(s, q):
-        s += q + sgl.gen("a", max_tokens=5)
-
-    async def post_a_list():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-            await client.models.list()
-            answer = await client.completions.create(model="fake", prompt=prompts, max_tokens=5)
-            return [choice.text for choice in answer.choices]
-
-    def timed(run):
-        started = time.monotonic()
-        texts = run()
-        assert texts == [f"[{len(prompt)}]" for prompt in prompts]
-        return time.monotonic() - started
-
-    def run_batch():
-        return [state["a"] for state in program.run_batch([{"q": q} for q in prompts])]
-
-    run_batch()
-    list_s = min(timed(lambda: asyncio.run(post_a_list())) for _ in range(2))
-    assert any(timed(run_batch) < 1.5 * list_s + 0.5 for _ in range(5))
-
-
 # --- usage and ids ------------------------------------------------------------------------------
 
 
@@ -240,12 +182,3 @@ def test_what_is_spent_during_a_hint_is_counted(server):
 
     usage = program.run().usage
     assert usage.calls == len(server.calls) == 2
-
-
-def test_requests_of_forked_processes_can_be_told_apart():
-    import os
-
-    from sgl_vllm.lang.run import Run
-
-    run = Run(chosen_backend(None), DEFAULT_SAMPLING, background_loop())
-    assert f"-{os.getpid()}-" in run.id

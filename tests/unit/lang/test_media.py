@@ -49,9 +49,10 @@ def test_a_file_is_sent_with_the_type_of_its_beginning_whatever_its_name(tmp_pat
         assert source_of(sgl.image(source)).url == url
 
 
-def test_a_pil_image_is_sent_as_png():
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_a_pil_image_is_sent_as_png(mode):
     PIL = pytest.importorskip("PIL.Image")
-    shown = source_of(sgl.image(PIL.new("RGB", (2, 2), "red")))
+    shown = source_of(sgl.image(PIL.new(mode, (2, 2))))
     assert base64.b64decode(shown.url.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
 
 

@@ -26,23 +26,6 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def test_both_questions_are_asked_about_the_same_image(server, backend):
-    pytest.importorskip("PIL")
-    program = example("image_question")
-    state = program.ask.run(program.red_circle())
-    assert len(state["answer"]) == 2
-    questions = [
-        body["messages"]
-        for path, body in server.requests
-        if path == "/v1/chat/completions" and body not in server.hints
-    ]
-    assert sorted(messages[-1]["content"] for messages in questions) == sorted(program.QUESTIONS)
-    first, second = (messages[0]["content"] for messages in questions)
-    assert first == second
-    assert [part["type"] for part in first] == ["image_url", "text"]
-    assert first[0]["image_url"]["url"].startswith("data:image/png;base64,")
-
-
 @pytest.mark.parametrize(
     ("num_frames", "options"), [(None, None), (4, {"video": {"num_frames": 4}})]
 )

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.openai_api import read_usage
@@ -358,54 +355,6 @@ def test_without_a_backend_the_message_says_what_to_do(monkeypatch):
 
     with pytest.raises(sgl.BackendError, match="set_default_backend"):
         program.run()
-
-
-step = st.one_of(
-    st.text("xyz ", min_size=1, max_size=4),
-    st.sampled_from(["gen", "fork", "scope"]),
-)
-
-
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(steps=st.lists(step, max_size=6))
-def test_a_random_program_gives_what_running_it_by_hand_gives(server, steps):
-    expected = ""
-    values: dict[str, Any] = {}
-
-    @sgl.function
-    def program(s):
-        for number, what in enumerate(steps):
-            if what == "gen":
-                s += sgl.gen(f"v{number}")
-            elif what == "fork":
-                forks = s.fork(2)
-                forks += lambda i: "b" * (i + 1) + sgl.gen(f"f{number}")  # noqa: B023
-                forks.join()
-            elif what == "scope":
-                with s.var_scope(f"s{number}"):
-                    s += "in" + sgl.gen(f"v{number}")
-            else:
-                s += what
-
-    for number, what in enumerate(steps):
-        if what == "gen":
-            values[f"v{number}"] = f"[{len(expected)}]"
-            expected += values[f"v{number}"]
-        elif what == "fork":
-            values[f"f{number}"] = [f"[{len(expected) + 1}]", f"[{len(expected) + 2}]"]
-        elif what == "scope":
-            expected += "in"
-            values[f"v{number}"] = f"[{len(expected)}]"
-            expected += values[f"v{number}"]
-            values[f"s{number}"] = "in" + values[f"v{number}"]
-        else:
-            expected += what
-
-    state = program.run()
-    assert state.text() == expected
-    assert {name: state[name] for name in values} == values
 
 
 def test_a_stop_pattern_does_not_see_what_an_attempt_before_has_written() -> None:

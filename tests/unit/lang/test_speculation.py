@@ -68,34 +68,10 @@ def test_what_may_begin_a_stop_is_held_back_until_it_is_known(text, more, stop):
         assert (text + more)[: None if end is None else end[0]].startswith(shown)
 
 
-def test_what_the_program_writes_must_be_what_the_model_wrote():
-    _, rest = ahead_of(["a", "\n", "b", "c"]).answer(sampling("\n"))
-    assert rest.after("\nb").answer(sampling(max_tokens=1))[0].text == "c"
-    assert rest.after("\nx") is None
-    assert rest.after("\nbcd") is None
-
-
-def test_nothing_is_answered_from_the_middle_of_a_token():
-    _, rest = ahead_of(["a", "\nJob", ":", " x", "."]).answer(sampling("\n"))
-    assert rest.after("\nJo").answer(sampling(".")) is None
-    assert rest.after("\nJob:").answer(sampling("."))[0] == Generated(" x", "stop")
-
-
 def test_other_sampling_is_not_answered():
     ahead = ahead_of(["a", "\n"])
     hot = Sampling(temperature=0.3, stop="\n").over(DEFAULT_SAMPLING)
     assert ahead.answer(hot) is None
-
-
-def test_without_token_counts_only_what_is_certain_is_answered():
-    ahead = ahead_of(["a", "\n", "b", "\n", "c"], marks=False)
-    answer, rest = ahead.answer(sampling("\n", 5))
-    assert answer == Generated("a", "stop")
-    rest = rest.after("\n")
-    assert rest.answer(sampling("\n", 5))[0] == Generated("b", "stop")
-    assert rest.answer(sampling("\n", 1)) is None  # where one token ends is not known
-    assert ahead.answer(sampling(None, 5))[0] == Generated("a\nb\nc", "length")
-    assert rest.answer(sampling(None, 5)) is None
 
 
 @given(

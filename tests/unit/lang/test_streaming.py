@@ -419,13 +419,3 @@ def test_a_chat_is_streamed_and_several_texts_are_not(slow):
     state = several.run(stream=True)
     assert list(state.text_iter("a")) == ["0123456789"]
     assert len(state["a"]) == 3
-
-
-def test_a_reader_that_fails_does_not_stop_the_program(slow):
-    state = two_gens.run(stream=True)
-
-    def broken():
-        raise RuntimeError("Event loop is closed")
-
-    state._stream.listeners.add(broken)
-    assert state.text() == WHOLE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import threading
 import time
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.loop import background_loop
 from tests.unit.lang.conftest import seen_to_go
 from tests.unit.lang.scripted import EVERY_WAY, ScriptedBackend
 
@@ -298,21 +296,3 @@ def test_cancelling_a_batch_cancels_all_requests_in_flight(server):
     assert seen_to_go(server, 5) == 5
     time.sleep(0.1)
     assert len(server.calls) == 5
-
-
-# --- errors -------------------------------------------------------------------------------------
-
-
-def test_nothing_is_left_on_the_loop(server):
-    stalled(server, after="bad")
-    for q in ("x", "bad"):
-        with pytest.raises(sgl.ProgramError) if q == "bad" else contextlib.nullcontext():
-            asyncio.run(ask.run_async(q, timeout_s=0.5))
-        with pytest.raises(sgl.ProgramError) if q == "bad" else contextlib.nullcontext():
-            ask.run(q, timeout_s=0.5)
-
-    async def tasks():
-        await asyncio.sleep(0.1)
-        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    assert background_loop().start(tasks()).result(timeout=5) == []
