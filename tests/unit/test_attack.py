@@ -7,24 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tools.attack.__main__ import Answered, Figures
-from tools.attack.client import problem
 from tools.attack.target import Resident
 
 MB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("may_fail", "status", "body", "is_problem"),
-    [
-        (True, 200, "anything", False),
-        (True, 500, '{"error": {"message": "too large"}}', False),
-        (False, 500, '{"error": {"message": "too large"}}', True),
-        (False, 400, "Bad Request", True),
-        (True, 500, "Internal Server Error", True),
-    ],
-)
-def test_an_error_has_a_message_and_is_the_clients(may_fail, status, body, is_problem) -> None:
-    assert bool(problem(status, body, may_fail=may_fail)) == is_problem
 
 
 GOOD = Figures(

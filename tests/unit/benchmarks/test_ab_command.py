@@ -16,9 +16,8 @@ pytest.importorskip("prometheus_client")
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import sgl_vllm as sgl
-from benchmarks.ab.__main__ import main, parser
+from benchmarks.ab.__main__ import main
 from benchmarks.ab.client import run_programs, unique_prompt_tokens
-from benchmarks.ab.plan import Plan, plans_of
 from tests.unit.lang.conftest import RunningServer
 
 ARM_KEYS = (
@@ -95,11 +94,6 @@ def plugin() -> Iterator[FakeVllm]:
     server.stop()
 
 
-def plan(*words: str) -> Plan:
-    (made,) = plans_of(parser().parse_args(words))
-    return made
-
-
 # -- the whole command
 
 
@@ -166,43 +160,3 @@ def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) ->
     assert [len(prompt.split()) for prompt in stock.prompts] == [3, 6]
     # The second prompt is the first, "3 words", which was decoded, and " and".
     assert unique_prompt_tokens(run, stock.url) == 3 + 1
-
-
-# -- arguments
-
-
-def test_ablations_leave_one_thing_out_each() -> None:
-    made = plan("json_regex", "--ablations", "--off", "select")
-    names = [variant.name for variant in made.variants]
-    assert names[:2] == ["stock", "sgl"]
-    assert {"no_cache", "no_tree", "fcfs", "random", "no_parallelism", "no_hint", "no_jump"} == {
-        *names[2:]
-    }
-    assert "no_jump" not in [one.name for one in plan("no_sharing", "--ablations").variants]
-    alone = [(one.plugin_config, one.server_args, one.client) for one in made.variants[2:]]
-    assert len({repr(one) for one in alone}) == len(alone)
-    assert all(one.plugin_config["select"] is False for one in made.variants[1:])
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["tight_cache", "--stock-url", "http://a"], "go together"),
-        (
-            ["tight_cache", "--stock-url", "http://a", "--sgl-url", "http://b", "--off", "radix"],
-            "for servers started here",
-        ),
-        (["tight_cache", "--model", "shape:1t"], "shape:33m"),
-        (["tight_cache", "--json", "/nowhere/result.json"], "/nowhere"),
-        (["json_schema", "--data", "/nowhere"], "there is no folder /nowhere"),
-        (["tight_cache", "--rounds", "0"], "less than 1"),
-        (["knitting"], "tight_cache"),
-    ],
-)
-def test_what_does_not_fit_is_said_before_anything_starts(
-    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main(words)
-    assert exit.value.code == 2
-    assert complaint in capsys.readouterr().err

@@ -48,22 +48,3 @@ def test_the_command_measures_what_there_is_and_writes_all_of_it(
         assert 0 < found["accept_us"]["count"] <= found["mask_us"]["count"]
         assert [one["name"] for one in found["verdicts"]] == [f"generated_{n}" for n in (0, 2, 4)]
     assert content["versions"]["vllm"]
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--backends", "xgrammar,regex"], "there is no backend 'regex'"),
-        (["--data", "/nowhere"], "cannot read /nowhere/maskbench_dev.jsonl.gz"),
-        (["--json", "/nowhere/masks.json"], "there is no folder /nowhere"),
-        (["--every", "0"], "less than 1"),
-        (["--tokenizer", "/nowhere"], "no tokenizer of /nowhere"),
-    ],
-)
-def test_what_cannot_be_is_said(
-    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        masks.main(words)
-    assert exit.value.code == 2
-    assert complaint in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.schemas import FILE, is_plain, schemas
+from benchmarks.schemas import FILE, schemas
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -49,18 +49,3 @@ def test_made_up_instances_are_what_they_are_said_to_be() -> None:
         )
         for each in one.instances:
             assert validator.is_valid(json.loads(each.text)) == each.valid, (one, each)
-
-
-@pytest.mark.parametrize(
-    ("schema", "plain"),
-    [
-        ({"type": "string", "pattern": "^a"}, True),
-        ({"type": "string", "pattern": "^a", "maxLength": 3}, False),
-        ({"type": "string", "format": "color"}, False),
-        ({"properties": {"not": {"type": "string"}}}, True),  # a field may have any name
-        ({"properties": {"a": {"not": {"type": "string"}}}}, False),
-        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"uniqueItems": True}}}, False),
-    ],
-)
-def test_what_only_some_backends_take_is_not_plain(schema: object, plain: bool) -> None:
-    assert is_plain(schema) is plain

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from benchmarks.traces import GENERATORS, Call, Program, Trace, generate, read_mooncake, reuse
+from benchmarks.traces import Call, Program, Trace, read_mooncake, reuse
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -28,17 +27,6 @@ def test_equal_hash_ids_are_equal_tokens_and_others_differ_from_the_first(tmp_pa
     assert common_prefix(first, second) == 1024
     assert common_prefix(first, third) == 512
     assert not set(first[1024:].tolist()) & set(second[1024:].tolist())
-
-
-@pytest.mark.parametrize("name", GENERATORS)
-def test_a_call_continues_one_that_it_waits_for(name: str) -> None:
-    for program in generate(name, 60).programs:
-        for index, one in enumerate(program.calls):
-            assert all(before < index for before in one.after)
-            befores = [program.calls[before] for before in one.after]
-            common = [common_prefix(one.prompt, before.prompt) for before in befores]
-            least = [min(101, len(before.prompt)) for before in befores]
-            assert not befores or any(map(int.__ge__, common, least))
 
 
 def test_the_bound_is_that_of_counting_prefixes_one_by_one() -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -37,34 +36,6 @@ def test_every_step_has_a_name_of_its_own_and_something_to_run(suite: ModuleType
         if step.name.startswith("same-answers-")
     }
     assert {*map(str, all_configurations())} <= compared
-
-
-def run(
-    suite: ModuleType, out: Path, *scripts: str, limit_s: int = 30, left_s: float = 1000
-) -> dict[str, Any]:
-    """Steps that run these scripts, and how each ended; None for one that was not run."""
-    steps = [plan.Step(str(n), "", limit_s, ("-c", script)) for n, script in enumerate(scripts)]
-    suite.run_all(steps, sys.executable, out, lambda: left_s)
-    ended = {step.name: suite.earlier(step, out) for step in steps}
-    return {name: result and result.status for name, result in ended.items()}
-
-
-def test_no_failure_stops_the_rest(
-    suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended = run(suite, tmp_path, "raise SystemExit('no luck')", "print('fine')")
-    assert ended == {"0": "failed", "1": "passed"}
-    assert "no luck" in capsys.readouterr().out
-    assert "fine" in (tmp_path / "1" / "log.txt").read_text()
-
-
-def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Path) -> None:
-    script = (
-        "import time\ntry: time.sleep(60)\n"
-        f"except KeyboardInterrupt: open({str(tmp_path / 'partial')!r}, 'w').write('partial')"
-    )
-    assert run(suite, tmp_path, script, limit_s=1) == {"0": "stopped"}
-    assert (tmp_path / "partial").read_text() == "partial"
 
 
 def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_path: Path) -> None:
