@@ -18,7 +18,6 @@ from tests.engine.engine import KV_CACHE_BYTES, MODEL
 
 LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4
 MAX_MODEL_LEN = 1024
-REUSING = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
 
 
 def engine_of(**options) -> sgl.Engine:
@@ -45,7 +44,7 @@ def children_of_others():
 
 @pytest.fixture(scope="module")
 def engine(children_of_others):
-    with engine_of(plugin=REUSING) as engine:
+    with engine_of(plugin=True) as engine:
         yield engine
 
 
@@ -166,32 +165,6 @@ def test_a_wrong_argument_is_an_error_at_the_start():
 
 
 # -- approximate reuse
-
-
-@sgl.function
-def in_short(s, documents, reuse):
-    s += "Some documents.\n" + sgl.any_order(documents, key=documents.index, reuse=reuse)
-    s += "\nIn short:" + sgl.gen("answer", max_tokens=8)
-
-
-@sgl.function
-def in_short_by_turns(s, documents):
-    s += sgl.system("You read.")
-    s += sgl.user(sgl.any_order(documents, key=documents.index, reuse="approximate") + "In short?")
-    s += sgl.assistant(sgl.gen("answer", max_tokens=8))
-
-
-def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it(engine):
-    documents = [f"{name} lives near the river and is old.\n" * 12 for name in ("Ann", "Bo", "Cy")]
-    in_short.run(documents, "approximate", backend=engine)
-    exact = in_short.run(documents[::-1], None, backend=engine)
-    assert exact.usage.reused_tokens == 0
-    engine.flush_cache()
-    in_short.run(documents, "approximate", backend=engine)
-    reusing = in_short.run(documents[::-1], "approximate", backend=engine)
-    by_turns = in_short_by_turns.run(documents, backend=engine)
-    for usage in (reusing.usage, by_turns.usage):
-        assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
 
 
 async def tasks() -> list[str]:

@@ -64,16 +64,6 @@ def test_what_a_running_request_generates_is_found_when_it_ends(connector):
     assert cache.hit(again) == 3 * SIZE + 3
 
 
-@pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])
-def test_what_an_asynchronous_load_never_brought_is_not_found(status):
-    cache = Cache(has_connector=True, hashes=True)
-    loading = cache.request([*PREFIX, 7])
-    cache.allocate(loading, external=len(PREFIX), delay=True)  # WAITING_FOR_REMOTE_KVS
-    loading.status = RequestStatus[status]
-    cache.manager.free(loading)
-    assert cache.hit([*PREFIX, 1]) == 0
-
-
 def test_what_only_an_earlier_lookup_found_leaves_with_the_request():
     cache = Cache(has_connector=True, hashes=True)
     cache.serve(PREFIX)
@@ -108,21 +98,6 @@ def test_what_is_computed_after_a_load_is_found_to_the_token():
     request.num_computed_tokens = 55
     cache.manager.free(request)
     assert cache.hit([*PREFIX, 1]) == 55
-
-
-def test_a_block_that_failed_to_load_does_not_come_back_with_who_shared_it():
-    cache = Cache(has_connector=True, hashes=True)
-    first, second = cache.request([*PREFIX, 7]), cache.request([*PREFIX, 8])
-    cache.allocate(first, external=len(PREFIX))
-    assert cache.allocate(second) == len(PREFIX)
-    cache.manager.new_step_starts()
-    # Scheduler._handle_invalid_blocks with kv_load_failure_policy=fail, block 0 of `first` lost
-    first.num_computed_tokens, second.num_computed_tokens = 0, len(PREFIX)
-    cache.manager.evict_blocks(set(cache.manager.get_block_ids(first.request_id)[0]))
-    for request in (first, second):
-        request.status = RequestStatus.FINISHED_ERROR
-        cache.manager.free(request)
-    assert cache.hit([*PREFIX, 1]) == 0
 
 
 def test_a_failed_load_does_not_cost_others_their_prefix():

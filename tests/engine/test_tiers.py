@@ -123,22 +123,6 @@ def test_a_request_ahead_of_time_brings_a_prompt_back_to_the_device(tiered):
     assert tokens_of(answer) == tokens_of(first)
 
 
-def test_only_what_the_tree_does_not_have_is_loaded_by_whole_blocks(tiered):
-    engine = tiered(ALWAYS)
-    prompt = words(300)
-    first = ask(engine, prompt)
-    assert engine.llm.reset_prefix_cache()
-    ask(engine, prompt[:110], 1)
-    before = counters(engine)
-    second = ask(engine, prompt)
-    after = counters(engine)
-    assert tokens_of(second) == tokens_of(first)
-    assert second.num_cached_tokens == 288
-    # 96 tokens and the 14 of a partial block are in the tree: the load begins at the block.
-    assert after.hit_tokens - before.hit_tokens == 96
-    assert loaded(after, before) == by_tier(disk=0, host=192)
-
-
 def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:
     """Of the prompt's whole blocks, as vLLM gives them to connectors."""
     seen: list[list[bytes]] = []

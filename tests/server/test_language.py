@@ -63,27 +63,6 @@ def test_a_select_has_the_same_scores_on_stock_and_with_the_plugin(stock, plugin
     assert len(set(first["scores"])) == len(ENDINGS)
 
 
-def test_the_graph_of_a_compiled_program_tells_which_tool_it_is_in(server):
-    """The queue does not show what follows a generation whose options a run computes."""
-    tenant = sgl.VLLM(server.url, api_key=API_KEY, cache_salt="compiled")
-
-    def num_in_tool() -> int:
-        stats = sgl.get_server_info(tenant).stats
-        assert stats is not None
-        return int(stats["programs"]["in_tool"])
-
-    @sgl.function
-    def program(s):
-        s += SHOTS + "Word: item40\nKind:" + sgl.gen("kind", max_tokens=2)
-        s += "\nReason:" + sgl.gen("reason", max_tokens=2, stop="never" + s["kind"])
-        s += sgl.tool("before", num_in_tool) + sgl.gen("last", max_tokens=2)
-
-    in_no_tool = num_in_tool()
-    state = program.compile().run(temperature=0.0, ignore_eos=True, backend=tenant)
-    assert state["before"] == in_no_tool + 1
-    assert num_in_tool() == in_no_tool
-
-
 def test_a_run_is_told_why_its_prompts_were_not_cached(server):
     @sgl.function
     def program(s, number):

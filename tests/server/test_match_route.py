@@ -6,8 +6,6 @@ from typing import Any
 
 import httpx
 
-from tests.server.conftest import BLOCK
-
 
 def run(http: httpx.Client, **body: Any) -> dict[str, Any]:
     path = "chat/completions" if "messages" in body else "completions"
@@ -57,16 +55,6 @@ def test_a_chat_is_looked_up_as_its_template_renders_it(http) -> None:
     assert told["num_tokens"][0] < num_prompt  # without the end of the turn
     assert told["cached_tokens"][0] == told["num_tokens"][0]
     assert told["cached_tokens"][1] < told["num_tokens"][1] // 2 + 10
-
-
-def test_without_a_salt_whole_blocks_are_told(http) -> None:
-    ids = [900 + number for number in range(2 * BLOCK + 50)]
-    run(http, prompt=ids)
-    candidates = [ids, ids[: BLOCK + 40], ids[: BLOCK - 1], [*ids[:BLOCK], 7, 8]]
-    assert match(http, candidates=candidates) == {
-        "num_tokens": [len(one) for one in candidates],
-        "cached_tokens": [2 * BLOCK, BLOCK, 0, BLOCK],
-    }
 
 
 def test_a_match_changes_nothing_in_the_cache(http) -> None:

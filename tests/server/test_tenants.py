@@ -76,13 +76,6 @@ def test_inside_a_tenant_the_exact_number_tells_each_guess_apart(server) -> None
     assert num_requests_to_recover(server, tenant="one team") == 130
 
 
-def test_whole_blocks_are_told_as_by_stock(server) -> None:
-    prompt = [1000 + number for number in range(2 * BLOCK + 50)]
-    assert cached_tokens(server, prompt) == 0
-    assert cached_tokens(server, prompt) == 2 * BLOCK
-    assert cached_tokens(server, prompt[: BLOCK + 40]) == BLOCK
-
-
 def test_a_stream_and_a_batch_tell_whole_blocks_too(server) -> None:
     prompt = [1500 + number for number in range(BLOCK + 70)]
     assert cached_tokens(server, prompt) == 0
@@ -134,27 +127,6 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
 
     first, second, other = hits_of("one"), hits_of("one"), hits_of("two")
     assert second > first == other
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"request_id": "\ud800"},
-        {"bad_words": ["\ud800"]},
-        {"vllm_xargs": {"sgl_fork_group": 1 << 70}},
-    ],
-)
-def test_half_a_surrogate_pair_or_a_huge_number_is_a_400(server, broken) -> None:
-    body = json.dumps({"model": "demo", "prompt": "Hi", "max_tokens": 1, **broken})
-    headers = {**HEADERS, "Content-Type": "application/json"}
-    for route, text in (
-        ("completions", body),
-        ("sgl/batch", f'{{"requests": [{{"path": "completions", "body": {body}}}]}}'),
-    ):
-        answer = httpx.post(f"{server.url}/v1/{route}", content=text, headers=headers, timeout=60)
-        status = answer.status_code if route == "completions" else answer.json()["status"]
-        assert status == 400, answer.text
-    assert cached_tokens(server, [5, 6, 7]) == 0
 
 
 @pytest.mark.parametrize("salt", ["x" * 5_000_000, "a/b", ""], ids=["long", "slash", "empty"])

@@ -12,7 +12,7 @@ from sgl_vllm.fsm import terminal_walks
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.schema import compile_schema
-from sgl_vllm.fsm.vocabulary import Vocabulary
+from sgl_vllm.fsm.vocabulary import MAX_SIZE, Vocabulary
 from tests.unit.fsm.grammars import GRAMMARS
 from tests.unit.fsm.texts import after, random_walk
 
@@ -126,3 +126,10 @@ def test_a_wide_part_is_walked_once_from_each_node(name, most, walked_from):
     Bitmasks(vocabulary).of(Automaton(GRAMMARS[name]()).start)
     assert 1 < len(walked_from) <= most
     assert all(len(np.unique(one.nodes)) == len(one.nodes) for one in walked_from)
+
+
+def test_vocabularies_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError):
+        Vocabulary([b"a"], MAX_SIZE + 1)
+    with pytest.raises(ValueError):
+        Vocabulary([b"a", b"b"], 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.regex import full_match, full_match_in_json, json_string_search
 from tests.effort import examples
@@ -256,26 +256,3 @@ def test_combinations_are_those_of_sets(a, b):
     a, b = dfa_of(a), dfa_of(b)
     assert language(combined(a, b)) == language(a) & language(b)
     assert language(combined(a, b, minus=True)) == language(a) - language(b)
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(tables)
-def test_a_minimal_automaton_has_the_fewest_states_for_its_language(description):
-    dfa = dfa_of(description)
-    small = minimal(dfa)
-    assert language(small) == language(dfa)
-    assert small.num_states == fewest_states(dfa)
-    assert minimal(small).num_states == small.num_states
-
-
-def fewest_states(dfa: ByteDfa) -> int:
-    """By the words, up to a length that tells all states apart, that can follow each state."""
-    alive, reached, pending = {}, {dfa.start}, [dfa.start]
-    for state in range(dfa.num_states):
-        alive[state] = language(ByteDfa(dfa.by_class, dfa.classes, dfa.accepting, state))
-    while pending:
-        for target in dfa.by_class[pending.pop()]:
-            if target >= 0 and target not in reached:
-                reached.add(int(target))
-                pending.append(int(target))
-    return max(1, len({frozenset(alive[state]) for state in reached if alive[state]}))

@@ -5,7 +5,6 @@ The specs are vLLM's own, and so are their groups and what of these reaches a sc
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -17,8 +16,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from vllm.config import VllmConfig
-from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_groups
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -40,7 +38,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from sgl_vllm.radix.part import keep_layer_specs, layer_specs, unsupported_reason, why_refused
+from sgl_vllm.radix.part import keep_layer_specs, layer_specs, unsupported_reason
 
 BLOCK_SIZE = 64
 MAX_MODEL_LEN = 8192
@@ -304,72 +302,3 @@ CONNECTOR = {"kv_transfer_config": SimpleNamespace()}
 )
 def test_what_else_is_served_with_several_groups(groups, options, why):
     assert of_groups(*groups, is_hybrid=[MAMBA] in groups, **options) == why
-
-
-# -- layers of well-known models, written by hand from their configurations, grouped by vLLM ------
-
-
-def full(*sizes: int, **values: int) -> KVCacheSpec:
-    return FullAttentionSpec(**attention(*sizes), **values)
-
-
-def window(length: int, *sizes: int, **values: int) -> KVCacheSpec:
-    return SlidingWindowSpec(**attention(*sizes), **values, sliding_window=length)
-
-
-def attention(num_kv_heads: int, head_size: int, block_size: int = 16) -> dict[str, Any]:
-    sizes = {"block_size": block_size, "num_kv_heads": num_kv_heads, "head_size": head_size}
-    return {**sizes, "dtype": torch.bfloat16}
-
-
-def states(*shapes: tuple[int, ...], block_size: int, numbers_per_token: int) -> KVCacheSpec:
-    return MambaSpec(
-        block_size=block_size,
-        shapes=shapes,
-        dtypes=(torch.bfloat16,) * len(shapes),
-        page_size_padded=block_size * numbers_per_token * 2,
-        mamba_cache_mode="align",
-    )
-
-
-# A convolution over the last 3 inputs, and a state of 128 x 128 in each of 32 heads.
-QWEN3_NEXT = states(
-    (3, 2 * 16 * 128 + 32 * 128), (32, 128, 128), block_size=544, numbers_per_token=4 * 256
-)
-MODELS: dict[str, tuple[list[KVCacheSpec], dict[tuple[str, int, int], int]]] = {
-    "gpt-oss-120b": (
-        [window(128, 8, 64), full(8, 64)] * 18,
-        {("SlidingWindowSpec", 18, 16): 1, ("FullAttentionSpec", 18, 16): 1},
-    ),
-    "Gemma 3 27B": (
-        ([window(1024, 16, 128)] * 5 + [full(16, 128)]) * 10 + [window(1024, 16, 128)] * 2,
-        {
-            ("SlidingWindowSpec", 9, 16): 4,
-            ("SlidingWindowSpec", 8, 16): 2,
-            ("FullAttentionSpec", 10, 16): 1,
-        },
-    ),
-    "Gemma 4 31B": (
-        ([window(1024, 16, 256)] * 5 + [full(4, 512)]) * 10,
-        {("SlidingWindowSpec", 10, 16): 5, ("FullAttentionSpec", 10, 32): 1},
-    ),
-    "Qwen3-Next": (
-        ([QWEN3_NEXT] * 3 + [full(2, 256, 544)]) * 12,
-        {("MambaSpec", 12, 544): 3, ("FullAttentionSpec", 12, 544): 1},
-    ),
-}
-
-
-@pytest.mark.parametrize(("layers", "groups"), MODELS.values(), ids=MODELS)
-def test_the_layers_of_a_real_model_are_grouped_and_served(layers, groups):
-    """`groups` counts vLLM's by kind, number of layers and tokens per block."""
-    vllm_config = VllmConfig()
-    vllm_config.cache_config.kv_cache_layout = "LBNHC"
-    by_name = {f"layers.{number}": spec for number, spec in enumerate(layers)}
-    made = get_kv_cache_groups(vllm_config, by_name)
-    assert groups == Counter(
-        (type(one.kv_cache_spec).__name__, len(one.layer_names), one.kv_cache_spec.block_size)
-        for one in made
-    )
-    config = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=made)
-    assert why_refused(config, 1 << 20) is None

