@@ -44,7 +44,7 @@ def children_of_others():
 
 @pytest.fixture(scope="module")
 def engine(children_of_others):
-    with engine_of(plugin=True) as engine:
+    with engine_of(plugin={"fsm": False, "jump_forward": False}) as engine:
         yield engine
 
 

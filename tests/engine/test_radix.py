@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.v1.request import Request
 
 from sgl_vllm.protocol.request_keys import SCORE_FROM
-from sgl_vllm.radix.keys import namespace_of
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import requests
 from tests.engine.engine import Ask, Engine, greedy, words
@@ -122,20 +119,6 @@ def test_further_input_of_a_session_is_no_request_of_its_own():
     first_scored = machine.scheduler.parts.radix.first_scored
     assert (first_scored.get(session), first_scored.get(further)) == (90, None)
     machine.abort(session)
-
-
-def test_adapters_share_by_name_and_path_as_in_stock():
-    def namespace(name: str | None, number: int = 1, path: str = "/a", salt: str | None = None):
-        lora = LoRARequest(name, number, path) if name else None
-        return namespace_of(
-            Request("id", [1, 2], SamplingParams(), None, lora_request=lora, cache_salt=salt)
-        )
-
-    assert namespace("x", 1, "/a") == namespace("x", 2, "/a")
-    assert namespace("x", 1, "/a") != namespace("x", 1, "/b")
-    assert namespace("x", 1, "/a") != namespace(None)
-    assert namespace(None, salt="") == namespace(None)
-    assert namespace(None, salt="a") != namespace(None, salt="b")
 
 
 # -- engines of their own -------------------------------------------------------------------------

@@ -16,12 +16,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
-import numpy as np
 
 from benchmarks.pace.__main__ import WORKLOADS, main
 from benchmarks.pace.devices import FULL, NONE, PIECEWISE, Clock
 from benchmarks.pace.measure import Setup, step_cost
-from benchmarks.pace.runner import Runner, Text
+from benchmarks.pace.runner import Runner
 from benchmarks.pace.workloads import DEMO
 
 MOST_OF_STOCK = 1.25
@@ -109,17 +108,12 @@ def new_request(
     )
 
 
-def all_legal(name: str, size: int) -> Any:
-    mask = np.full((1, -(-size // 32)), -1, np.int32)
-    return SimpleNamespace(structured_output_request_ids=[name], grammar_bitmask=mask)
-
-
 class Counting(Runner):
     """One whose counts a test reads."""
 
-    def __init__(self, texts: dict[str, Text], longest_query: int = 1) -> None:
+    def __init__(self, longest_query: int) -> None:
         self.counts: Counter[str] = Counter()
-        super().__init__(DEMO, Clock(), texts, self.counts, longest_query=longest_query)
+        super().__init__(DEMO, Clock(), {}, self.counts, longest_query=longest_query)
 
     def graph_of(self, scheduled: Any) -> str:
         """The graph of a pass."""
@@ -134,7 +128,7 @@ PROMPT = list(range(20, 50))
 
 def decoding(longest_query: int = 1) -> Counting:
     """A runner with a row whose prompt of 30 tokens is computed."""
-    runner = Counting({}, longest_query)
+    runner = Counting(longest_query)
     assert runner.graph_of(step({"a": 30}, new=(new_request("a", PROMPT),))) == PIECEWISE
     runner.sample_tokens(None)
     return runner
@@ -164,16 +158,3 @@ def test_a_jump_is_a_decoding_row_where_graphs_take_its_length(
     forced = {"a": SimpleNamespace(start=31, tokens=[61, 62])}
     assert runner.graph_of(step({"a": 3}, sgl_forced=forced)) == graph
     assert runner.counts["added"] == 1
-
-
-def test_the_text_goes_on_after_a_jump() -> None:
-    pieces = DEMO.tokens('{"name": "Harry"}')
-    runner = Counting({"a": Text('{"name": "Harry"}', DEMO)})
-    legal = all_legal("a", DEMO.size)
-    runner.execute_model(step({"a": 30}, new=(new_request("a", PROMPT),)))
-    assert runner.sample_tokens(legal).result().sampled_token_ids == [[pieces[0]]]
-    runner.execute_model(step({"a": 1}))
-    runner.sample_tokens(legal)  # a sample that the jump makes stale
-    forced = {"a": SimpleNamespace(start=31, tokens=pieces[1:4])}
-    runner.execute_model(step({"a": 3}, sgl_forced=forced))
-    assert runner.sample_tokens(legal).result().sampled_token_ids == [[pieces[4]]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 
-import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import Generated
 from sgl_vllm.lang.backends.scoreless import StopWatch, cut_at_stop
 from tests.unit.lang.services import ANTHROPIC_ROUTES, Service, serving
+from tests.unit.lang.test_openai_backend import Person, ask
 
 pytest.importorskip("anthropic")
 
@@ -33,13 +33,6 @@ def backend(service):
     backend = backend_of(service)
     sgl.set_default_backend(backend)
     return backend
-
-
-@sgl.function
-def ask(s, question, **options):
-    s += sgl.system("Be brief.")
-    s += sgl.user(question)
-    s += sgl.assistant(sgl.gen("answer", **options))
 
 
 @sgl.function
@@ -164,11 +157,6 @@ def test_whatever_the_pieces_are_what_is_shown_begins_the_text_up_to_the_stop(pi
 
 
 # --- JSON and select -----------------------------------------------------------------------------
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
 
 
 @pytest.mark.parametrize("stream", [False, True])

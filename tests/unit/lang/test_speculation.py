@@ -68,6 +68,12 @@ def test_what_may_begin_a_stop_is_held_back_until_it_is_known(text, more, stop):
         assert (text + more)[: None if end is None else end[0]].startswith(shown)
 
 
+def test_nothing_is_answered_from_the_middle_of_a_token():
+    _, rest = ahead_of(["a", "\nJob", ":", " x", "."]).answer(sampling("\n"))
+    assert rest.after("\nJo").answer(sampling(".")) is None
+    assert rest.after("\nJob:").answer(sampling("."))[0] == Generated(" x", "stop")
+
+
 def test_other_sampling_is_not_answered():
     ahead = ahead_of(["a", "\n"])
     hot = Sampling(temperature=0.3, stop="\n").over(DEFAULT_SAMPLING)
