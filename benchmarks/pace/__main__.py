@@ -72,6 +72,7 @@ PACES: tuple[Column, ...] = (
     ("none", "none", "6d"),
     ("added", "added", "7d"),
     ("tokens", "computed_tokens", "9d"),
+    ("copies", "copies", "7d"),
     ("stale", "stale_tokens", "7d"),
     ("held", "held_passes", "6d"),
 )
@@ -212,7 +213,9 @@ def _write(arguments: argparse.Namespace, costs: Sequence[Case], paces: Sequence
         "plugin_config": arguments.plugin_config,
         "processor_time": [asdict(case) for case in costs],
         "modelled": [asdict(case) for case in paces],
-        "modelled_devices": {case.device: asdict(MODELLED[case.device]) for case in paces},
+        "modelled_devices": {
+            case.device: asdict(MODELLED[case.device]) for case in paces if case.device
+        },
     }
     arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 

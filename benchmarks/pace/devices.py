@@ -32,6 +32,8 @@ class Device:
         launch_piecewise_s: the same for a pass without one.
         launch_sampling_s: the same for sampling.
         add_s: processor time of each request that is added to the batch.
+        copying_s: the same of a pass that copies blocks, for hits that end inside them: two kernels
+            a layer, however many blocks.
     """
 
     weights_s: float
@@ -44,6 +46,7 @@ class Device:
     launch_piecewise_s: float = 5e-3
     launch_sampling_s: float = 0.6e-3
     add_s: float = 0.2e-3
+    copying_s: float = 0.5e-3
 
     def pass_s(self, graph: str, num_tokens: int) -> float:
         compute_s = self.token_s * num_tokens
@@ -71,7 +74,7 @@ DEVICES = {
         weights_s=4.3e-3,
         token_s=9.5e-6,
         source="7.6 billion weights, a probe of an H200: 4.3 ms + 9.5 us a token + 0.35 ms "
-        "sampling. Guesses: launches, cost of leaving full graphs, adding a request.",
+        "sampling. Guesses: launches, cost of leaving full graphs, adding a request, copying.",
         adds=True,
     ),
 }
@@ -92,11 +95,13 @@ class Clock:
     def reset(self) -> None:
         self.now_s = self.waited_s = self._free_s = 0.0
 
-    def launch(self, device: Device, graph: str, num_tokens: int, num_added: int) -> None:
+    def launch(
+        self, device: Device, graph: str, num_tokens: int, num_added: int, *, copies: bool = False
+    ) -> None:
         """Launch a pass. The device runs it as soon as it is free."""
         is_full = graph == FULL
         launch_s = device.launch_full_s if is_full else device.launch_piecewise_s
-        launch_s += num_added * device.add_s
+        launch_s += num_added * device.add_s + copies * device.copying_s
         begin_s = self.now_s + launch_s * (1.0 if is_full else 0.4)
         self.now_s += launch_s
         end_s = max(self._free_s, begin_s) + device.pass_s(graph, num_tokens)

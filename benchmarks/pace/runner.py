@@ -78,7 +78,7 @@ class Runner:
 
     Args:
         texts: what is to be written, by request; without one, any token.
-        counts: passes by their graph, rows added to the batch, and tokens computed.
+        counts: passes by their graph, rows added to the batch, tokens computed, blocks copied.
         longest_query: the longest row of a full graph for rows of any length, in tokens; 1 as vLLM
             has it by default. Rows of a jump count as decoding only above 1.
     """
@@ -117,9 +117,12 @@ class Runner:
             return future
         graph, num_added = self._graph(scheduled, forced), len(scheduled.scheduled_new_reqs)
         num_tokens = scheduled.total_num_scheduled_tokens
-        self._counts.update({graph: 1, "added": num_added, "computed_tokens": num_tokens})
+        copies = len(scheduled.kv_cache_block_copies or ())
+        self._counts.update(
+            {graph: 1, "added": num_added, "computed_tokens": num_tokens, "copies": copies}
+        )
         if self.device is not None:
-            self._clock.launch(self.device, graph, num_tokens, num_added)
+            self._clock.launch(self.device, graph, num_tokens, num_added, copies=copies > 0)
         self._sampling = []
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             one = self._rows[request_id]

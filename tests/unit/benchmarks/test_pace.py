@@ -93,7 +93,7 @@ def step(tokens: dict[str, int], *, new: tuple[Any, ...] = (), **more: Any) -> A
         scheduled_new_reqs=new,
         num_scheduled_tokens=tokens,
         total_num_scheduled_tokens=sum(tokens.values()),
-        **more,
+        **{"kv_cache_block_copies": None, **more},
     )
 
 
@@ -158,3 +158,9 @@ def test_a_jump_is_a_decoding_row_where_graphs_take_its_length(
     forced = {"a": SimpleNamespace(start=31, tokens=[61, 62])}
     assert runner.graph_of(step({"a": 3}, sgl_forced=forced)) == graph
     assert runner.counts["added"] == 1
+
+
+def test_copied_blocks_are_counted() -> None:
+    runner = decoding()
+    runner.graph_of(step({"a": 1}, kv_cache_block_copies=[(1, 2), (3, 4)]))
+    assert runner.counts["copies"] == 2
