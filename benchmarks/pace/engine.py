@@ -33,6 +33,9 @@ _TOKENS_PER_REQUEST = 1600
 STEP = {"schedule": "schedule", "bitmask": "get_grammar_bitmask", "update": "update_from_output"}
 """The parts of a step, and the scheduler's methods that are timed for them."""
 
+ARRIVAL = "arrival"
+"""Of requests: vLLM makes a request, and hashes its blocks, before the scheduler gets it."""
+
 JUMP = "jump"
 """Part of the others."""
 
@@ -66,6 +69,7 @@ class Tally:
 
     @property
     def steps_cpu_s(self) -> float:
+        """Without arrivals."""
         return sum(self.cpu_s[part] for part in STEP)
 
 
@@ -92,8 +96,11 @@ class PaceEngine(EngineCore):
         *,
         plugin: dict[str, Any],
         longest_query: int,
+        writes_noise: bool = False,
+        host_speed: float = 1.0,
     ) -> None:
-        """`programs` makes the program of a number. `plugin` has options of the plugin."""
+        """`programs` makes the program of a number. `plugin` has options of the plugin. With noise,
+        programs write no texts."""
         settings = EngineSettings(
             num_blocks=batch * _TOKENS_PER_REQUEST // _BLOCK_SIZE + 1000,
             block_size=_BLOCK_SIZE,
@@ -115,7 +122,7 @@ class PaceEngine(EngineCore):
                     backend="xgrammar", disable_any_whitespace=True
                 ),
             )
-        self.clock = Clock()
+        self.clock = Clock(host_speed)
         self._counts: Counter[str] = Counter()
         self._cpu_s = dict.fromkeys((*STEP, JUMP), 0.0)
         self._texts: dict[str, Text] = {}
@@ -123,11 +130,13 @@ class PaceEngine(EngineCore):
             vocabulary, self.clock, self._texts, self._counts, longest_query=longest_query
         )
         self._vocabulary, self._batch, self._programs = vocabulary, batch, programs
+        self._writes_noise = writes_noise
         self._numbers: Iterator[int] = itertools.count()
         self._sessions: dict[str, _Session] = {}
         for part, method in STEP.items():
             self._time(scheduler, method, part, self.clock)
-        self._time(scheduler, "add_request", "arrival", self.clock)
+        self._time(scheduler, "add_request", ARRIVAL, self.clock)
+        self._time(self, "preprocess_add_request", ARRIVAL)  # by another thread of vLLM's
         self._jump = scheduler.parts.jump if arm == SGL else None
         for hook in _JUMP_HOOKS if self._jump is not None else ():
             self._time(self._jump, hook.__name__, JUMP)
@@ -177,7 +186,7 @@ class PaceEngine(EngineCore):
                 took_s = time.thread_time() - started
                 self._cpu_s[part] += took_s
                 if clock is not None:
-                    clock.now_s += took_s
+                    clock.spend(took_s)
 
         setattr(owner, method, timed)
 
@@ -226,7 +235,7 @@ class PaceEngine(EngineCore):
         session.num_prompt = len(session.tokens)
         request_id = f"{session.number}.{session.turn}"
         self._sessions[request_id] = session
-        if turn.text is not None:
+        if turn.text is not None and not self._writes_noise:
             self._texts[request_id] = Text(turn.text, self._vocabulary)
         params = turn.params.clone()
         params.update_from_generation_config({}, self._vocabulary.tokenizer.eos_token_id)

@@ -13,7 +13,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from benchmarks.arms import ARMS
 from benchmarks.engine_settings import SGL, STOCK
 from benchmarks.pace.devices import DEVICES, GRAPHS
-from benchmarks.pace.engine import JUMP, STEP, PaceEngine, Tally
+from benchmarks.pace.engine import ARRIVAL, JUMP, STEP, PaceEngine, Tally
 from benchmarks.pace.workloads import STEADY, Vocabulary, program
 
 PASSES_PER_ROUND = 20
@@ -28,12 +28,14 @@ class Setup:
 
     Attributes:
         plugin: options of the plugin.
-        longest_query: see `Runner`.
+        longest_query, writes_noise, host_speed: see `Runner`, `PaceEngine`, `Clock`.
     """
 
     vocabulary: Vocabulary
     plugin: dict[str, Any]
     longest_query: int = 1
+    writes_noise: bool = False
+    host_speed: float = 1.0
 
     def engine(self, arm: str, workload: str, batch: int, *, is_steady: bool = False) -> PaceEngine:
         """One that has served a batch of other programs, or that decodes in the steady state."""
@@ -44,6 +46,8 @@ class Setup:
             lambda number: program(workload, number, self.vocabulary, steady=is_steady),
             plugin=self.plugin if arm == SGL else {},
             longest_query=self.longest_query,
+            writes_noise=self.writes_noise,
+            host_speed=self.host_speed,
         )
         if is_steady:
             engine.run_passes(_FIRST_STEADY_PASSES)
@@ -108,9 +112,10 @@ def step_cost(
 
 
 def _times(tallies: Sequence[Tally]) -> dict[str, float]:
-    """Medians of microseconds. `JUMP` is part of the other parts of a step."""
+    """Medians of microseconds: of a step and its parts, and of a program with its arrivals. `JUMP`
+    is part of the other parts."""
     times = {"step_us": statistics.median(_per_pass_us(tallies, *STEP))}
-    for part in (*STEP, JUMP):
+    for part in (*STEP, JUMP, ARRIVAL):
         times[f"{part}_us"] = statistics.median(_per_pass_us(tallies, part))
     if any(one.counts["programs"] for one in tallies):
         times["program_us"] = statistics.median(_per_program_us(tallies))
@@ -122,7 +127,8 @@ def _per_pass_us(tallies: Sequence[Tally], *parts: str) -> list[float]:
 
 
 def _per_program_us(tallies: Sequence[Tally]) -> list[float]:
-    return [1e6 * one.steps_cpu_s / one.counts["programs"] for one in tallies]
+    cpu_s = (one.steps_cpu_s + one.cpu_s[ARRIVAL] for one in tallies)
+    return [1e6 * s / one.counts["programs"] for s, one in zip(cpu_s, tallies, strict=True)]
 
 
 def _ratios(values: Sequence[Sequence[float]]) -> list[float]:

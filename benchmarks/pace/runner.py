@@ -7,6 +7,7 @@ in a runner does, by the `ForcedRow`s of a step.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ LARGEST_GRAPH = 512
 """Tokens of the largest graph that vLLM captures by default."""
 
 _LONGEST_TOKEN = 64
+_WORD = re.compile(rb" [A-Za-z]{2,}")
 
 
 class PaceError(Exception):
@@ -64,6 +66,7 @@ class Row:
     Attributes:
         num_known: prompt and output tokens that the scheduler has sent.
         offsets: the place in the text after each number of output tokens, from 0 on.
+        last: the last token of noise.
     """
 
     num_prompt: int
@@ -71,13 +74,14 @@ class Row:
     num_computed: int
     text: Text | None
     offsets: list[int]
+    last: int | None = None
 
 
 class Runner:
     """Samples at once, and with a device says when its result would have come.
 
     Args:
-        texts: what is to be written, by request; without one, any token.
+        texts: what is to be written, by request; without one, noise.
         counts: passes by their graph, rows added to the batch, tokens computed, blocks copied.
         longest_query: the longest row of a full graph for rows of any length, in tokens; 1 as vLLM
             has it by default. Rows of a jump count as decoding only above 1.
@@ -99,6 +103,7 @@ class Runner:
         self._sampling: list[tuple[str, bool]] = []
         self._lengths = [len(piece) for piece in vocabulary.token_bytes]
         self._token_of = {piece: token for token, piece in enumerate(vocabulary.token_bytes)}
+        self._is_word = np.array([bool(_WORD.fullmatch(one)) for one in vocabulary.token_bytes])
         self._end: int = vocabulary.tokenizer.eos_token_id
 
     # -- a pass -----------------------------------------------------------------------------------
@@ -187,7 +192,7 @@ class Runner:
         return None
 
     def _sample(self, request_id: str, mask: np.ndarray | None) -> int:
-        """The next token of the row's text, or any. The same tokens are sampled each time."""
+        """The next token of the row's text, or noise. The same tokens are sampled each time."""
         row = self._rows[request_id]
         num_output = row.num_computed - row.num_prompt
         del row.offsets[num_output + 1 :]  # after a sample that has become stale
@@ -196,9 +201,22 @@ class Runner:
             token = self._next_of_text(row.text, row.offsets[-1], mask)
         if token is None:
             seed = zlib.crc32(f"{request_id}|{row.num_computed}".encode())
-            token = 10 + seed % (len(self._lengths) - 10)
+            token = row.last = self._noise(seed, row.last, mask)
         row.offsets.append(row.offsets[-1] + self._lengths[token])
         return token
+
+    def _noise(self, seed: int, last: int | None, mask: np.ndarray | None) -> int:
+        """As the models of random weights in `benchmarks.models` write: the last token again, if
+        that is legal, else a whole word, else any legal token."""
+        if mask is None:
+            return 10 + seed % (len(self._lengths) - 10)
+        if last is not None and _allows(mask, last):
+            return last
+        legal = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        legal = legal[legal < len(self._lengths)]
+        words = legal[self._is_word[legal]]
+        choice = words if len(words) else legal
+        return int(choice[seed % len(choice)]) if len(choice) else 0
 
     def _next_of_text(self, text: Text, offset: int, mask: np.ndarray) -> int | None:
         """The token that its tokenizer would take, else the longest that is legal. None while a

@@ -63,6 +63,9 @@ class Vocabulary:
 DEMO = Vocabulary(DEMO_MODEL, 4096)
 """The shipped model's."""
 
+PADDED = Vocabulary(DEMO_MODEL, 152_064)
+"""The same with ids without text, up to the size of Qwen 2.5's."""
+
 
 def mistral(folder: Path) -> Vocabulary:
     """Converted into this folder, which takes 10 seconds. Raises ValueError if it cannot be had."""
