@@ -19,15 +19,12 @@ the prompt tokens that were computed while a tool ran, and how many of them were
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -35,7 +32,7 @@ from rich.table import Table
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Texts, Vocabulary
-from benchmarks.command import check_folders, positive, progress_bars
+from benchmarks.command import parser_of, positive, progress_bars, write_json
 from benchmarks.models import resolve_model
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
@@ -200,9 +197,6 @@ class Result:
     wasted_tokens: dict[str, int]
     num_different: int
 
-    def faster(self, way: str, than: str) -> float:
-        return self.seconds[than] / self.seconds[way]
-
 
 def items(name: str, texts: Texts, number: int) -> list[dict[str, Any]]:
     """The arguments of `number` runs of a program."""
@@ -218,12 +212,6 @@ def items(name: str, texts: Texts, number: int) -> list[dict[str, Any]]:
         }
         for _ in range(number)
     ]
-
-
-def rotated(ways: list[str], turn: int) -> list[str]:
-    """All ways, a different one first in each turn."""
-    first = turn % len(ways)
-    return ways[first:] + ways[:first]
 
 
 def measured(name: str, arms: Mapping[str, Arm]) -> Result:
@@ -248,7 +236,7 @@ def table_of(results: list[Result]) -> Table:
                 result.program if way == ORDINARY else "",
                 way,
                 f"{result.seconds[way]:.3f}",
-                f"{result.faster(way, ORDINARY):.2f}x",
+                f"{result.seconds[ORDINARY] / result.seconds[way]:.2f}x",
                 f"{ahead}",
                 f"{wasted}" + (f" ({wasted / ahead:.0%})" if ahead else ""),
                 end_section=way == COMPILED,
@@ -258,21 +246,15 @@ def table_of(results: list[Result]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0 if it could measure and all texts are the same, otherwise 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.agent_programs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("agent_programs", __doc__)
     parser.add_argument("--model", default="shape:33m", help="demo, shape:33m, a folder, ...")
     parser.add_argument("--rounds", type=positive, default=12, metavar="N", help="runs of each")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--quick", action="store_true", help="the demo model, 2 of each")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.model, arguments.rounds = "demo", 2
     try:
-        check_folders(json=arguments.json, data=None)
         model = resolve_model(arguments.model)
         texts = Texts(Vocabulary.of(model), arguments.seed)
     except ValueError as error:
@@ -293,8 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"[red]{error}[/]")
         return 1
     console.print(table_of(results))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    write_json(arguments.json, [asdict(result) for result in results])
     different = sum(result.num_different for result in results)
     if different:
         console.print(f"[red]{different} runs gave another text than the ordinary way[/]")
@@ -317,7 +298,8 @@ def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
                 Arm(arm.program).run(backend, first)
             todo = items(name, texts, rounds)
             for index, item in enumerate(progress.track(todo, description=name)):
-                for way in rotated([*WAYS], index):
+                turn = index % len(WAYS)  # another way is the first in each round
+                for way in (*[*WAYS][turn:], *[*WAYS][:turn]):
                     with _prefill_during_tools(WAYS[way].prefills):
                         arms[way].run(backend, item)
             results.append(measured(name, arms))

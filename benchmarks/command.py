@@ -1,11 +1,13 @@
-"""What the commands that compare two servers have in common: arguments, progress, versions."""
+"""What the commands have in common: arguments, a file of results, progress, versions."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any  # Any: JSON
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 
 import sgl_vllm as sgl
 from sgl_vllm.vllm_api import versions as vllm_versions
@@ -28,12 +31,38 @@ def positive(text: str) -> int:
     return number
 
 
-def check_folders(*, json: Path | None, data: Path | None) -> None:
-    """Raises ValueError if there is no folder to write to or to read from."""
-    if json and not json.absolute().parent.is_dir():
-        raise ValueError(f"--json: there is no folder {json.absolute().parent}")
-    if data and not data.is_dir():
-        raise ValueError(f"--data: there is no folder {data}")
+def new_file(text: str) -> Path:
+    """An argument's file, which is to be written into a folder that is there."""
+    if not (folder := Path(text).absolute().parent).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
+    return Path(text)
+
+
+def parser_of(
+    module: str, about: str | None, json_help: str = "write the numbers there too"
+) -> argparse.ArgumentParser:
+    """Of `python -m benchmarks.MODULE`, with `--json`."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--json", type=new_file, metavar="FILE", help=json_help)
+    return made
+
+
+def write_json(file: Path | None, content: Any) -> None:
+    """To the file of `--json`, if one was named."""
+    if file is not None:
+        file.write_text(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def figures_table(*headings: str, num_left: int = 1) -> Table:
+    """Without lines; all but the first columns are of numbers."""
+    table = Table(header_style="dim", box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < num_left else "right", no_wrap=True)
+    return table
 
 
 def progress_bars(console: Console) -> Progress:

@@ -15,7 +15,6 @@ otherwise within 5 %, except those that depend on what was generated (`BY_TEXT`)
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.ab.__main__ import parser as ab_parser
 from benchmarks.ab.client import ClientOptions
@@ -36,7 +34,7 @@ from benchmarks.ab.rounds import take_turn
 from benchmarks.ab.servers import ArmFailed, Pool, default_block_size_tokens
 from benchmarks.ab.workloads import WORKLOADS, Workload
 from benchmarks.ab.workloads.base import TEXT_MODEL, usual_server_args
-from benchmarks.command import progress_bars
+from benchmarks.command import figures_table, parser_of, progress_bars, write_json
 from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
 from sgl_vllm.vllm_api import versions
 
@@ -109,16 +107,11 @@ def changes(before: Mapping[str, Counts], now: Mapping[str, Counts]) -> list[tup
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0 if all is as before, 1 if not or on failure, 130 if interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.counts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("counts", __doc__)
     parser.add_argument("--update", action="store_true", help=f"write {FILE.name} anew")
     parser.add_argument(
         "--workload", action="append", choices=WORKLOADS, metavar="NAME", help="only this; repeat"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
     arguments = parser.parse_args(argv)
     errors, console = Console(stderr=True, highlight=False), Console(highlight=False)
     names = arguments.workload or list(WORKLOADS)
@@ -134,14 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
     vllm = versions.installed_vllm()
     version = vllm.version if vllm else None
-    if arguments.json:
-        arguments.json.write_text(_written(version, now))
+    write_json(arguments.json, _document(version, now))
     recorded = json.loads(FILE.read_text()) if FILE.exists() else {"vllm": version, "counts": {}}
     if arguments.update:
         all_of_them = {**recorded["counts"], **now}
-        FILE.write_text(
-            _written(version, {k: all_of_them[k] for k in WORKLOADS if k in all_of_them})
-        )
+        counts = {name: all_of_them[name] for name in WORKLOADS if name in all_of_them}
+        write_json(FILE, _document(version, counts))
         console.print(f"{len(now)} workloads written to {FILE}")
         return 0
     return _tell(recorded, version, now, console)
@@ -185,8 +176,8 @@ def _values_by_flag(args: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return flags
 
 
-def _written(version: str | None, counts: Mapping[str, Counts]) -> str:
-    return json.dumps({"vllm": version, "counts": counts}, indent=2) + "\n"
+def _document(version: str | None, counts: Mapping[str, Counts]) -> dict[str, object]:
+    return {"vllm": version, "counts": counts}
 
 
 def _tell(
@@ -198,9 +189,7 @@ def _tell(
     if not found:
         console.print(f"{len(now)} workloads, {len(COUNTS)} counts each: all as before")
         return 0
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    for heading in ("workload", "count", "before", "now"):
-        table.add_column(heading, justify="left" if heading in ("workload", "count") else "right")
+    table = figures_table("workload", "count", "before", "now", num_left=2)
     for row in found:
         table.add_row(*row)
     console.print(table)

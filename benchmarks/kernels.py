@@ -21,8 +21,6 @@ reference in plain PyTorch, over up to 8 requests, *stock off* FlashAttention's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -31,7 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +36,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import check_folders, versions
+from benchmarks.command import figures_table, parser_of, versions, write_json
 from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
 NO_CUDA = (
@@ -281,12 +278,9 @@ def flash_attention(
 
 
 def table(rows: Sequence[Mapping[str, Any]], has_cuda: bool) -> Table:
-    made = Table(header_style="dim", box=None, pad_edge=False)
     headings = ("least MB", "one by one / least", "kernel / least", "pays", "plan us", "off")
     of_cuda = ("stock off", "ms", "stock ms", "ratio", "GB/s") if has_cuda else ()
-    made.add_column("shared + own tokens", no_wrap=True)
-    for heading in (*headings, *of_cuda):
-        made.add_column(heading, justify="right", no_wrap=True)
+    made = figures_table("shared + own tokens", *headings, *of_cuda)
     for row in rows:
         least = row["least_bytes"]
         cells = [
@@ -307,17 +301,7 @@ def table(rows: Sequence[Mapping[str, Any]], has_cuda: bool) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
-    arguments = parser.parse_args(argv)
-    try:
-        check_folders(json=arguments.json, data=None)
-    except ValueError as error:
-        parser.error(str(error))
+    arguments = parser_of("kernels", __doc__).parse_args(argv)
     has_cuda = prepare()
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
@@ -326,10 +310,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(name or NO_CUDA)
     rows = [measure(case, has_cuda) for case in CASES]
     console.print(table(rows, has_cuda))
-    if arguments.json:
-        found = {"device": name, "versions": versions("torch", "triton")}
-        content = {**found, "kernels": {"prefix_decode": rows}}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    found = {"device": name, "versions": versions("torch", "triton")}
+    write_json(arguments.json, {**found, "kernels": {"prefix_decode": rows}})
     return 0
 
 

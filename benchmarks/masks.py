@@ -2,7 +2,7 @@
 
     python -m benchmarks.masks                                # 40 made-up schemas, all backends
     python -m benchmarks.masks --data DIR --json masks.json   # MaskBench's: maskbench_dev.jsonl.gz
-    python -m benchmarks.masks --data DIR --backends xgrammar,sgl --every 10
+    python -m benchmarks.masks --data DIR --backends xgrammar sgl --every 10
     python -m benchmarks.masks --tokenizer FOLDER             # with a model's own vocabulary
 
 All are asked through vLLM's interface, in the order in which vLLM asks: a schema is compiled, and
@@ -33,7 +33,6 @@ import argparse
 import ctypes
 import gc
 import importlib
-import json
 import logging
 import os
 import statistics
@@ -50,11 +49,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.arms import percentile
-from benchmarks.command import check_folders, positive, versions
+from benchmarks.command import figures_table, parser_of, positive, versions, write_json
 from benchmarks.mask_verdicts import (
     WAYS_TO_FAIL,
     Asker,
@@ -258,10 +256,7 @@ def cell(numbers: Any, place: str, form: str) -> str:
 
 
 def show(reports: Sequence[Report], heading: str, console: Console) -> None:
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("")
-    for report in reports:
-        table.add_column(report.backend, justify="right")
+    table = figures_table("", *(report.backend for report in reports))
     numbers = [report.numbers() for report in reports]
     for label, place, form in ROWS:
         table.add_row(label, *(cell(one, place, form) for one in numbers))
@@ -277,7 +272,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        check_folders(json=arguments.json, data=None)
         everything = schemas(arguments.data)
         chosen = everything[:: arguments.every][: arguments.limit]
     except ValueError as error:
@@ -306,8 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     console = Console(highlight=False, soft_wrap=True)
     show(reports, heading, console)
-    if arguments.json:
-        arguments.json.write_text(_as_json(arguments, tokenizer, origin, reports))
+    write_json(arguments.json, _document(arguments, tokenizer, origin, reports))
     return 0
 
 
@@ -342,31 +335,26 @@ def _run(arguments: argparse.Namespace, chosen: Sequence[Schema], tokenizer: Any
     return reports
 
 
-def _as_json(
+def _document(
     arguments: argparse.Namespace, tokenizer: Any, origin: str, reports: Sequence[Report]
-) -> str:
-    content = {
+) -> dict[str, Any]:
+    return {
         "schemas": origin,
         "vocabulary": {"name": arguments.tokenizer or TEKKEN, "tokens": len(tokenizer)},
         "backends": {report.backend: report.numbers() for report in reports},
         "arguments": vars(arguments),
         "versions": versions("torch", "xgrammar", "llguidance", "outlines_core"),
     }
-    return json.dumps(content, indent=2, default=str) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.masks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("masks", __doc__)
     parser.add_argument(
         "--backends",
-        type=_backends,
+        nargs="+",
+        choices=BACKENDS,
         default=DEFAULT_BACKENDS,
-        metavar="A,B",
-        help=f"which, in which order; default: {','.join(DEFAULT_BACKENDS)}, as far as installed",
+        help="in this order; default: all that are installed, but for sgl-stock",
     )
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", help=f"a model's; default: Mistral's {TEKKEN}"
@@ -386,19 +374,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="give a schema up after so long; default 20",
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="all numbers, every verdict and the versions"
-    )
     return parser
-
-
-def _backends(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in BACKENDS]:
-        raise argparse.ArgumentTypeError(
-            f"there is no backend {unknown[0]!r}; choose from {', '.join(BACKENDS)}"
-        )
-    return names
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ machine; `ratio` (radix / vLLM) is what counts: 1 or less.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 import statistics
 import sys
@@ -28,7 +26,6 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any  # Any: arguments of vLLM's
 
 import torch
@@ -46,6 +43,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
+from benchmarks.command import parser_of, write_json
 from sgl_vllm.radix.manager import RadixKVCacheManager
 
 CACHED_TOKENS = (1_000, 10_000, 100_000)
@@ -192,11 +190,7 @@ def bytes_per_cached_token(block_size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.radix",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("radix", __doc__)
     parser.add_argument("--block-size", type=int, nargs="+", default=[16, 128], metavar="N")
     parser.add_argument("--rounds", type=int, default=60, metavar="N", help="requests per case")
     parser.add_argument("--evict", action="store_true", help="only the cases that have to evict")
@@ -208,7 +202,6 @@ def main() -> None:
         metavar="TOKENS",
         help="sliding windows, each of a KV-cache group beside full attention",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     arguments = parser.parse_args()
     cases = [
         (block_size, cached, prompt, evicting)
@@ -237,16 +230,8 @@ def main() -> None:
         )
     worst = max(rows, key=lambda row: row.ratio)
     print(f"worst ratio {worst.ratio:.2f} (1 or less: not slower than vLLM)")
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps(
-                {
-                    "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
-                    "bytes_per_cached_token": memory,
-                },
-                indent=2,
-            )
-        )
+    shown = [{**asdict(row), "ratio": row.ratio} for row in rows]
+    write_json(arguments.json, {"rows": shown, "bytes_per_cached_token": memory})
 
 
 if __name__ == "__main__":

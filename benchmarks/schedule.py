@@ -17,20 +17,18 @@ difference.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from benchmarks.arms import ARMS
+from benchmarks.command import parser_of, write_json
 from benchmarks.engine_settings import EngineSettings
 from benchmarks.simulate import silence_vllm
 
@@ -45,6 +43,13 @@ GROUP_SIZE = 10
 GROUP_SUFFIX = 100
 PROGRAM_TOKENS = 64
 PROGRAMS_AT_A_TIME = 100
+FIGURES = (
+    ("step_median_us", "a step: median", ".0f"),
+    ("step_mean_us", "mean", ".0f"),
+    ("admitted_per_step", "admitted", ".2f"),
+    ("arrival_mean_us", "an arrival", ".0f"),
+)
+"""The columns of the table: what is measured of each arm, a heading, and a format."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +81,6 @@ CASES = (
     Case("hold", is_grouped=False, cache_requests=40, hold_s=60.0),
     Case("programs", is_grouped=False, cache_requests=40, hold_s=60.0, after_programs=True),
 )
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Microseconds of processor time of one arm.
-
-    Attributes:
-        admitted_per_step: how many requests a step admits in the mean.
-    """
-
-    step_median_us: float
-    step_mean_us: float
-    arrival_mean_us: float
-    admitted_per_step: float
 
 
 class Arm:
@@ -172,13 +163,15 @@ class Arm:
         requests = [self.scheduler.requests[request_id] for request_id in request_ids]
         return runner_output(request_ids, [[] if r.is_prefill_chunk else [1] for r in requests])
 
-    def cost(self) -> Cost:
-        return Cost(
-            step_median_us=statistics.median(self.step_us),
-            step_mean_us=statistics.mean(self.step_us),
-            arrival_mean_us=statistics.mean(self.arrival_us) if self.arrival_us else 0.0,
-            admitted_per_step=self.num_admitted / len(self.step_us),
-        )
+    def cost(self) -> dict[str, float]:
+        """Medians and means of microseconds of processor time, and how many requests a step admits
+        in the mean."""
+        return {
+            "step_median_us": statistics.median(self.step_us),
+            "step_mean_us": statistics.mean(self.step_us),
+            "arrival_mean_us": statistics.mean(self.arrival_us) if self.arrival_us else 0.0,
+            "admitted_per_step": self.num_admitted / len(self.step_us),
+        }
 
 
 def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
@@ -200,7 +193,7 @@ def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
 
 def measure(
     case: Case, num_waiting: int, num_tokens: int, num_steps: int, num_programs: int
-) -> dict[str, Cost]:
+) -> dict[str, dict[str, float]]:
     """Both arms in alternating steps; the first tenth warms up."""
     from vllm.utils.gc_utils import freeze_gc_heap
 
@@ -219,11 +212,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.schedule",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("schedule", __doc__)
     parser.add_argument("--waiting", type=int, default=1000, metavar="N")
     parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="of every prompt")
     parser.add_argument("--steps", type=int, default=200, metavar="N")
@@ -231,14 +220,12 @@ def main() -> None:
         "--programs", type=int, default=5000, metavar="N", help="served before, in the last case"
     )
     parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     arguments = parser.parse_args()
     silence_vllm()
     print(
         f"{arguments.waiting} waiting requests of {arguments.tokens} tokens, "
-        "microseconds of processor time\n"
-        f"{'':10}{'a step: median':>22}{'difference':>12}{'mean':>17}{'difference':>12}"
-        f"{'admitted':>14}{'an arrival':>16}"
+        f"microseconds of processor time\n{'':10}"
+        + "".join(f"{heading:>20}{'difference':>12}" for _, heading, _ in FIGURES)
     )
     document = {}
     for case in CASES:
@@ -247,19 +234,13 @@ def main() -> None:
         costs = measure(
             case, arguments.waiting, arguments.tokens, arguments.steps, arguments.programs
         )
-        stock, sgl = costs["stock"], costs["sgl"]
-        print(
-            f"{case.name:10}{stock.step_median_us:11.0f}{sgl.step_median_us:11.0f}"
-            f"{sgl.step_median_us - stock.step_median_us:12.0f}"
-            f"{stock.step_mean_us:9.0f}{sgl.step_mean_us:8.0f}"
-            f"{sgl.step_mean_us - stock.step_mean_us:12.0f}"
-            f"{stock.admitted_per_step:7.2f}{sgl.admitted_per_step:7.2f}"
-            f"{stock.arrival_mean_us:8.0f}{sgl.arrival_mean_us:8.0f}",
-            flush=True,
-        )
-        document[case.name] = {name: asdict(cost) for name, cost in costs.items()}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+        line = f"{case.name:10}"
+        for name, _, form in FIGURES:
+            stock, sgl = (costs[arm][name] for arm in ARMS)
+            line += f"{stock:10{form}}{sgl:10{form}}{sgl - stock:12{form}}"
+        print(line, flush=True)
+        document[case.name] = costs
+    write_json(arguments.json, document)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks import session_model, traces
 from benchmarks.arms import ARMS
-from benchmarks.command import check_folders, positive
+from benchmarks.command import parser_of, positive, write_json
 from benchmarks.comparison import Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import STOCK, EngineSettings
@@ -35,6 +34,7 @@ from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
 
 DEFAULT_CONCURRENCY = 32
 GENERATED = (*GENERATORS, session_model.NAME)
+ABOUT = "Drive vLLM's schedulers and KV-cache managers through a trace, with no model."
 COMMENT = """\
 Both arms are the real classes with the real bookkeeping; a cost model turns scheduled tokens into
 time. The same arguments give the same numbers, but for the scheduler's own CPU time.
@@ -48,12 +48,8 @@ docs/benchmarks.md.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulate",
-        description="Drive vLLM's schedulers and KV-cache managers through a trace, with no model.",
-        epilog=COMMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("simulate", ABOUT)
+    parser.epilog = COMMENT
     add = parser.add_argument_group("what is asked").add_argument
     add(
         "--trace",
@@ -122,7 +118,6 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         default = getattr(CostModel(), f"{name.replace('-', '_')}_s")
         cost.add_argument(f"--{name}-s", type=float, default=default, metavar="S", help=text)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     return parser
 
 
@@ -130,7 +125,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(words)
     try:
-        check_folders(json=arguments.json, data=None)
         options = plugin_options(arguments)
         cost = cost_model(arguments)
         trace = load_trace(arguments)
@@ -160,9 +154,7 @@ def main(words: Sequence[str] | None = None) -> int:
         ).run()
     comparison = Comparison(trace, reuse, settings, results)
     print(comparison.table())
-    if arguments.json is not None:
-        document = comparison.as_document(vars(arguments), cost)
-        arguments.json.write_text(json.dumps(document, indent=2, default=str) + "\n")
+    write_json(arguments.json, comparison.as_document(vars(arguments), cost))
     return 0
 
 

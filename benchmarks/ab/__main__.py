@@ -24,7 +24,7 @@ from benchmarks.ab.rounds import compare
 from benchmarks.ab.servers import ArmFailed, Pool
 from benchmarks.ab.variants import CAN_BE_OFF
 from benchmarks.ab.workloads import WORKLOADS
-from benchmarks.command import positive, progress_bars
+from benchmarks.command import parser_of, positive, progress_bars
 from sgl_vllm.config import choices_of
 from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
 
@@ -86,11 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Of the command's arguments, which `benchmarks.ab.plan` gives their meaning."""
     listed = "\n".join(f"  {name:<20}{one.summary}" for name, one in WORKLOADS.items())
-    made = argparse.ArgumentParser(
-        prog="python -m benchmarks.ab",
-        description=f"{COMMENT}\nworkloads:\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    json_help = "write all numbers there too; of all workloads, into files of this folder"
+    made = parser_of("ab", f"{COMMENT}\nworkloads:\n{listed}", json_help)
     made.add_argument(
         "workloads",
         nargs="+",
@@ -105,12 +102,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--data", type=Path, metavar="DIR", help="real inputs, for workloads that name some"
-    )
-    made.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write all numbers there too; of all workloads, into files of this folder",
     )
     made.add_argument(
         "--quick", action="store_true", help="one round of fewer programs: a look, not a result"

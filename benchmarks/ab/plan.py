@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command
 from benchmarks.ab import servers, variants
 from benchmarks.ab.servers import Arm, ServerSettings
 from benchmarks.ab.variants import STOCK, Variant
@@ -107,7 +106,8 @@ def _check(arguments: argparse.Namespace) -> None:
     several = len(arguments.workloads) > 1 or ALL in arguments.workloads
     if arguments.json and several and not arguments.json.is_dir():
         raise ValueError(f"--json: {arguments.json} is to be a folder, for a file per workload")
-    command.check_folders(json=None if several else arguments.json, data=arguments.data)
+    if arguments.data and not arguments.data.is_dir():
+        raise ValueError(f"--data: there is no folder {arguments.data}")
 
 
 def _plan_of(

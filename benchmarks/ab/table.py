@@ -10,6 +10,7 @@ from rich.text import Text
 
 from benchmarks.ab.result import MAX_DIFFERENCES_SHOWN, PASSES_PER_REQUEST, Comparison
 from benchmarks.arms import Row, ratio
+from benchmarks.command import figures_table
 
 ROWS: tuple[Row, ...] = (
     ("throughput_programs_s", "programs/s", ".2f", 1),
@@ -47,9 +48,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 def _table(comparison: Comparison) -> Table:
     """A line for each row that an arm has a value for."""
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    for name in ("", "stock", "sgl", "ratio"):
-        table.add_column(name, justify="right" if name else "left")
+    table = figures_table("", "stock", "sgl", "ratio")
     for name, label, form, better in ROWS:
         stock, sgl = (getattr(comparison.median(arm), name) for arm in comparison.arms)
         values = [one for one in (stock, sgl) if one is not None]
@@ -81,10 +80,8 @@ def _heading(comparison: Comparison) -> Text:
 
 
 def _table_of_ablations(comparison: Comparison) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("the plugin with", no_wrap=True)
-    for name in ("programs/s", "of full", "passes", "tokens computed", "hit rate"):
-        table.add_column(name, justify="right")
+    headings = ("programs/s", "of full", "passes", "tokens computed", "hit rate")
+    table = figures_table("the plugin with", *headings)
     full = comparison.median("sgl")
     rows = [("everything", full), *((one.title, one.median) for one in comparison.ablations)]
     for title, one in rows:

@@ -32,12 +32,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any  # Any: JSON
 
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.command import check_folders, positive, progress_bars, versions
+from benchmarks.command import parser_of, positive, progress_bars, versions, write_json
 from benchmarks.simulate import silence_vllm
 
 if TYPE_CHECKING:
@@ -78,30 +78,13 @@ PACES: tuple[Column, ...] = (
     ("stale", "stale_tokens", "7d"),
     ("held", "held_passes", "6d"),
 )
-_T = TypeVar("_T")
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m benchmarks.pace",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = found.add_argument
-    add(
-        "--batches",
-        type=_list_of(positive),
-        default=[16, 64, 256],
-        metavar="N,N",
-        help="programs at a time (16,64,256)",
-    )
-    add(
-        "--workloads",
-        type=_list_of(_workload),
-        default=[*WORKLOADS],
-        metavar="NAME,NAME",
-        help="of " + ", ".join(WORKLOADS),
-    )
+    found = parser_of("pace", __doc__)
+    add, batches = found.add_argument, [16, 64, 256]
+    add("--batches", type=positive, nargs="+", default=batches, help="programs at a time")
+    add("--workloads", nargs="+", choices=WORKLOADS, default=[*WORKLOADS], help="only these")
     add("--rounds", type=int, default=20, metavar="N", help="of each arm; 0: no first table (20)")
     add("--device", action="append", choices=DEVICES, help="modelled; repeat (spike)")
     add("--programs", type=int, default=64, metavar="N", help="in a modelled run; 0: none (64)")
@@ -128,27 +111,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--plugin-config", type=json.loads, default={}, metavar="JSON", help="the plugin's options")
     add("--quick", action="store_true", help="the smallest size: the demo's vocabulary, batch 4")
-    add("--json", type=Path, metavar="FILE", help="write the numbers there too")
     return found
 
 
-def _list_of(item: Callable[[str], _T]) -> Callable[[str], list[_T]]:
-    return lambda text: [item(one) for one in text.split(",")]
-
-
-def _workload(name: str) -> str:
-    if name not in WORKLOADS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
-    return name
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    command = parser()
-    arguments = command.parse_args(argv)
-    try:
-        check_folders(json=arguments.json, data=None)
-    except ValueError as error:
-        command.error(str(error))
+    arguments = parser().parse_args(argv)
     if arguments.quick:
         arguments.batches, arguments.vocabulary = [4], "demo"
         arguments.rounds, arguments.programs = min(2, arguments.rounds), min(4, arguments.programs)
@@ -159,8 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         TemporaryDirectory() as folder,
     ):
         costs, paces = _measure(arguments, Path(folder), progress)
-    if arguments.json:
-        _write(arguments, costs, paces)
+    write_json(arguments.json, _document(arguments, costs, paces))
     return 0
 
 
@@ -228,10 +194,13 @@ def _width(form: str) -> int:
     return int(form.partition(".")[0].rstrip("d"))
 
 
-def _write(arguments: argparse.Namespace, costs: Sequence[Case], paces: Sequence[Case]) -> None:
+def _document(
+    arguments: argparse.Namespace, costs: Sequence[Case], paces: Sequence[Case]
+) -> dict[str, Any]:
     from benchmarks.pace.devices import DEVICES as MODELLED
 
-    document = {
+    used = dict.fromkeys(case.device for case in paces if case.device)
+    return {
         "versions": versions(),
         "vocabulary": arguments.vocabulary,
         "writes": "noise" if arguments.noise else "text",
@@ -240,11 +209,8 @@ def _write(arguments: argparse.Namespace, costs: Sequence[Case], paces: Sequence
         "plugin_config": arguments.plugin_config,
         "processor_time": [asdict(case) for case in costs],
         "modelled": [asdict(case) for case in paces],
-        "modelled_devices": {
-            case.device: asdict(MODELLED[case.device]) for case in paces if case.device
-        },
+        "modelled_devices": {device: asdict(MODELLED[device]) for device in used},
     }
-    arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from benchmarks.arms import ARMS
 from benchmarks.report.loading import ReportError, Result, Results, Spread, Verdict
@@ -16,39 +15,6 @@ from benchmarks.report.loading import ReportError, Result, Results, Spread, Verd
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 MEASURED_BY = "python -m benchmarks.ab all --model MODEL --json DIR"
 SHOWN_BY = "python -m benchmarks.report DIR"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is said, what is said in smaller letters after it, and how it is meant.
-
-    `tone` is a `Verdict`'s value, or "" where nothing is judged.
-    """
-
-    text: str
-    note: str = ""
-    tone: str = ""
-
-
-EMPTY = Cell("")
-SPACE = "\u00a0"
-"""At which no line ends."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading, and a result's cell."""
-
-    heading: str
-    cell: Callable[[Result], Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings, and a row for each result; columns that say nothing of any result are left out."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 # -- numbers in words
@@ -67,86 +33,78 @@ def span(spread: Spread) -> str:
     """From round to round; "" of a single round."""
     if spread.low is None or spread.high is None:
         return ""
-    return SPACE.join((times(spread.low), "to", times(spread.high)))
+    return f"{times(spread.low)} to {times(spread.high)}"
 
 
 def count(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _three_decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def ratio_cell(spread: Spread | None) -> Cell:
+def ratio_cell(spread: Spread | None) -> str:
     if spread is None:
-        return EMPTY
-    text, note = times(spread.ratio), span(spread)
+        return ""
+    text, note, verdict = times(spread.ratio), span(spread), spread.verdict
     if spread.ratio == spread.low == spread.high == 1:
         text, note = "equal", ""
-    elif spread.verdict is Verdict.UNKNOWN:
+    elif verdict is Verdict.UNKNOWN:
         note = "one round"
-    elif spread.verdict is Verdict.NO_DIFFERENCE:
-        text, note = spread.verdict.value, f"{text}, {note}"
-    return Cell(text, note, spread.verdict.value)
+    elif verdict is Verdict.NO_DIFFERENCE:
+        text, note = verdict.value, f"{text}, {note}"
+    is_clear = verdict in (Verdict.BETTER, Verdict.WORSE)
+    return _cell(f"**{text}**" if is_clear else text, note)
 
 
-def _both(
-    said: Callable[[float | None], str],
-    stock: float | None,
-    sgl: float | None,
-    *,
-    note: str = "",
-) -> Cell:
-    """Both arms' numbers in words."""
-    if stock is None and sgl is None:
-        return EMPTY
-    return Cell(f"{said(stock) or '?'} → {said(sgl) or '?'}", note)
+def _cell(text: str, note: str = "") -> str:
+    return f"{text} ({note})" if note else text
+
+
+def _both(one: Result, name: str, note: str = "") -> str:
+    """Both arms' numbers."""
+    stock, sgl = (count(one.arms[arm].get(name)) for arm in ARMS)
+    return _cell(f"{stock or '?'} → {sgl or '?'}", note) if stock or sgl else ""
 
 
 # -- the table of all workloads
 
 
-def _passes(one: Result) -> Cell:
-    return _both(count, *(one.arms[arm].get("forward_passes") for arm in ARMS))
-
-
-def _computed(one: Result) -> Cell:
+def _computed(one: Result) -> str:
     # The bound is that of the prompts that stock was sent: the other arm may send different ones.
-    unique = "" if one.different_prompts else count(one.unique_prompt_tokens)
-    both = (one.arms[arm].get("computed_prompt_tokens") for arm in ARMS)
-    return _both(count, *both, note=f"at least{SPACE}{unique}" if unique else "")
+    unique = "" if one.different_prompts else f"at least {count(one.unique_prompt_tokens)}"
+    return _both(one, "computed_prompt_tokens", unique)
 
 
-def _score(one: Result) -> Cell:
-    return _both(_three_decimals, *(one.score.get(arm) for arm in ARMS))
+def _score(one: Result) -> str:
+    stock, sgl = (f"{one.score[arm]:.3f}" if arm in one.score else "?" for arm in ARMS)
+    return f"{stock} → {sgl}" if one.score else ""
 
 
-def _same_output(one: Result) -> Cell:
+def _same_output(one: Result) -> str:
     if not one.same_compared:
-        return EMPTY
-    if one.same_equal == one.same_compared:
-        return Cell("all", f"of {count(one.same_compared)}")
-    return Cell(count(one.same_equal), f"of {count(one.same_compared)}")
+        return ""
+    equal = "all" if one.same_equal == one.same_compared else count(one.same_equal)
+    return _cell(equal, f"of {count(one.same_compared)}")
 
 
-COLUMNS = (
-    Column("workload", lambda one: Cell(one.workload, one.variant)),
-    Column("throughput", lambda one: ratio_cell(one.throughput)),
-    Column("latency, p50", lambda one: ratio_cell(one.spreads.get("latency_p50"))),
-    Column("first token, p99", lambda one: ratio_cell(one.spreads.get("ttft_p99"))),
-    Column("forward passes", _passes),
-    Column("prompt tokens computed", _computed),
-    Column("same output", _same_output),
-    Column("score", _score),
-)
+COLUMNS: dict[str, Callable[[Result], str]] = {
+    "workload": lambda one: _cell(*map(_markdown_text, (one.workload, one.variant))),
+    "throughput": lambda one: ratio_cell(one.throughput),
+    "latency, p50": lambda one: ratio_cell(one.spreads.get("latency_p50")),
+    "first token, p99": lambda one: ratio_cell(one.spreads.get("ttft_p99")),
+    "forward passes": lambda one: _both(one, "forward_passes"),
+    "prompt tokens computed": _computed,
+    "same output": _same_output,
+    "score": _score,
+}
+"""By heading, what is said of a result, in Markdown."""
 
 
-def table_of(results: Sequence[Result]) -> Table:
-    cells = [[column.cell(one) for one in results] for column in COLUMNS]
-    kept = [i for i, of_column in enumerate(cells) if any(cell != EMPTY for cell in of_column)]
-    rows = zip(*(cells[i] for i in kept), strict=True)
-    return Table(tuple(COLUMNS[i].heading for i in kept), tuple(rows))
+def _table(results: Sequence[Result]) -> str:
+    """Columns that say nothing of any result are left out."""
+    columns = {heading: [cell(one) for one in results] for heading, cell in COLUMNS.items()}
+    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
+    alignments = ["---", *["---:"] * (len(shown) - 1)]
+    lines = [[*shown], alignments, *zip(*shown.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # -- Markdown
@@ -155,7 +113,7 @@ def table_of(results: Sequence[Result]) -> Table:
 def markdown(results: Results, option: str = "") -> str:
     """The table, and the caption, which says how the table was made: with this option of the
     command."""
-    return f"{_markdown_table(table_of(results.results))}\n\n{caption(results, option)}\n"
+    return f"{_table(results.results)}\n\n{caption(results, option)}\n"
 
 
 def caption(results: Results, option: str) -> str:
@@ -186,22 +144,6 @@ def provenance(results: Results) -> tuple[str, ...]:
         for name, values in facts
         if values
     )
-
-
-def _markdown_table(table: Table) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    rows = [line([_markdown_cell(cell) for cell in row]) for row in table.rows]
-    alignments = ["---", *["---:"] * (len(table.headings) - 1)]
-    return "\n".join([line(table.headings), line(alignments), *rows])
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = _markdown_text(cell.text)
-    if cell.tone in (Verdict.BETTER, Verdict.WORSE):
-        text = f"**{text}**"
-    return f"{text} ({_markdown_text(cell.note)})" if cell.note else text
 
 
 def _markdown_text(text: str) -> str:

@@ -29,7 +29,7 @@ def test_the_command_measures_what_there_is_and_writes_all_of_it(
 ) -> None:
     monkeypatch.setitem(masks.BACKENDS, "outlines", ("no.such", "Module", None))
     file = tmp_path / "masks.json"
-    words = ["--tokenizer", "demo", "--backends", "xgrammar,outlines,sgl"]
+    words = ["--tokenizer", "demo", "--backends", "xgrammar", "outlines", "sgl"]
     assert masks.main([*words, "--every", "2", "--limit", "3", "--json", str(file)]) == 0
     captured = capsys.readouterr()
     assert "without outlines: No module named 'no'" in captured.err
