@@ -69,7 +69,6 @@ from benchmarks.schemas import FILE, Schema, schemas
 
 TEKKEN = "tekken_240911.json"
 
-
 _VLLM = "vllm.v1.structured_output"
 BACKENDS: dict[str, tuple[str, str, str | None]] = {
     "xgrammar": (f"{_VLLM}.backend_xgrammar", "XgrammarBackend", None),

@@ -53,7 +53,6 @@ _PREFIXES_IN_FILE = {
     "model.projector.": "mlp_AR.",
 }
 
-
 Shape = Mapping[str, Any]
 """What transformers' `AutoConfig.for_model` takes for a model whose head is its embedding. With
 images: `model_type`, the `text` model's, those of the `vision` tower, and `scale_factor`."""

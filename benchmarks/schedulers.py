@@ -1,4 +1,4 @@
-"""Makes schedulers as vLLM's engine core makes them, and what passes between them and a runner."""
+"""Makes schedulers as vLLM's engine core makes them, requests, and what a runner gives them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.config.kv_events import KVEventsConfig
+from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
@@ -27,6 +28,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -174,6 +176,21 @@ def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:
         for chunk in settings.attention_chunks
     ]
     return [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
+
+
+def engine_request(params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
+    """A request as vLLM's frontend sends it to an engine, of which the caller says what matters."""
+    unset = ("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank")
+    request_id = fields.get("request_id", "a")
+    defaults = {
+        **dict.fromkeys(unset),
+        "request_id": request_id,
+        "external_req_id": request_id,
+        "arrival_time": 0.0,
+        "prompt_token_ids": [*range(100)],
+        "sampling_params": params or SamplingParams(),
+    }
+    return EngineCoreRequest(**{**defaults, **fields})
 
 
 def runner_output(request_ids: list[str], sampled: list[list[int]]) -> ModelRunnerOutput:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -30,7 +29,7 @@ from benchmarks.arms import percentile
 from benchmarks.comparison import Result
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import EngineSettings
-from benchmarks.schedulers import make_block_hasher, make_scheduler, runner_output
+from benchmarks.schedulers import engine_request, make_block_hasher, make_scheduler, runner_output
 from benchmarks.traces import Call, Trace
 from sgl_vllm.protocol.request_keys import ENDS, PROGRAM
 from sgl_vllm.radix.invariants import check_pool
@@ -219,21 +218,18 @@ class Simulation:
             call = self._trace.programs[program].calls[index]
             request_id = f"{program}.{index}"
             self.served[request_id] = Served(call, arrival_s)
-            request = EngineCoreRequest(
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=len(call.reply),
+                ignore_eos=True,
+                extra_args=self._hints_of(program, index),
+            )
+            request = engine_request(
+                params,
                 request_id=request_id,
                 prompt_token_ids=call.prompt.tolist(),
-                mm_features=None,
-                sampling_params=SamplingParams(
-                    temperature=0.0,
-                    max_tokens=len(call.reply),
-                    ignore_eos=True,
-                    extra_args=self._hints_of(program, index),
-                ),
-                pooling_params=None,
                 arrival_time=arrival_s,
-                lora_request=None,
                 cache_salt=self._trace.programs[program].tenant,
-                data_parallel_rank=None,
             )
             self.scheduler.add_request(
                 Request.from_engine_core_request(request, self._block_hasher)

@@ -61,8 +61,6 @@ class _Timer:
 
 
 _timer: ContextVar[_Timer | None] = ContextVar("timer", default=None)
-
-
 _fields: ContextVar[Mapping[str, Any] | None] = ContextVar("fields", default=None)
 """`Workload.request_fields` of the program that asks."""
 

@@ -151,21 +151,17 @@ def _measure(
     devices, rounds = arguments.device or ["spike"], arguments.rounds
 
     def bars(total: int) -> Iterator[tuple[str, int, Callable[[], None]]]:
-        for name in arguments.workloads:
+        for name in arguments.workloads if total else ():
             for batch in arguments.batches:
                 task = progress.add_task(f"{name} at {batch}", total=total)
                 yield name, batch, partial(progress.advance, task)
 
-    costs: Iterable[Case] = ()
-    paces: Iterable[Case] = ()
-    if rounds > 0:
-        costs = (step_cost(setup, name, at, rounds, step) for name, at, step in bars(rounds))
-    if arguments.programs > 0:
-        paces = (
-            case
-            for name, at, step in bars(2 * len(devices))
-            for case in pace_on(setup, name, at, devices, arguments.programs, step)
-        )
+    costs = (step_cost(setup, name, at, rounds, step) for name, at, step in bars(rounds))
+    paces = (
+        case
+        for name, at, step in bars(2 * len(devices) if arguments.programs else 0)
+        for case in pace_on(setup, name, at, devices, arguments.programs, step)
+    )
     return (
         _shown("processor time, us", TIMES, costs),
         _shown("MODELLED: programs per second", PACES, paces),

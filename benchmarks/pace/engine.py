@@ -17,14 +17,13 @@ from typing import Any  # Any: what vLLM's loop asks of an engine
 from unittest import mock
 
 from vllm.config import StructuredOutputsConfig
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 
 from benchmarks.engine_settings import SGL, EngineSettings
 from benchmarks.pace.devices import GRAPHS, IO_S, Clock, Device
 from benchmarks.pace.runner import PaceError, Runner, Text
 from benchmarks.pace.workloads import Program, Vocabulary
-from benchmarks.schedulers import make_block_hasher, make_scheduler
+from benchmarks.schedulers import engine_request, make_block_hasher, make_scheduler
 from sgl_vllm.step_hooks import StepHooks
 
 _BLOCK_SIZE = 16
@@ -242,16 +241,11 @@ class PaceEngine(EngineCore):
         if params.structured_outputs is not None:  # as vLLM's frontend does
             params.structured_outputs._backend = "xgrammar"
         request, _ = self.preprocess_add_request(
-            EngineCoreRequest(
+            engine_request(
+                params,
                 request_id=request_id,
                 prompt_token_ids=[*session.tokens],
-                mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
                 arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
             )
         )
         self.scheduler.add_request(request)

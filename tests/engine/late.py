@@ -16,10 +16,9 @@ from vllm import SamplingParams
 from vllm.v1.engine.core import EngineCore
 
 from benchmarks.engine_settings import HEADS, SGL, STOCK, EngineSettings
-from benchmarks.schedulers import make_block_hasher, make_scheduler
+from benchmarks.schedulers import engine_request, make_block_hasher, make_scheduler
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
 from tests.engine.machine import check_nothing_is_left
-from tests.engine_request import engine_request
 
 MAX_MODEL_LEN = 256
 

@@ -13,10 +13,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from benchmarks.engine_settings import SGL, EngineSettings
-from benchmarks.schedulers import make_block_hasher, make_scheduler, runner_output
+from benchmarks.schedulers import engine_request, make_block_hasher, make_scheduler, runner_output
 from sgl_vllm.radix.invariants import check_pool
 from sgl_vllm.scheduler.queue import OrderCounters
-from tests.engine_request import engine_request
 
 MAX_MODEL_LEN = 4096
 

@@ -15,10 +15,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
 
+from benchmarks.schedulers import engine_request
 from sgl_vllm.routes.admission import check_params, check_request, refuse_echo_of_scored
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS
-from tests.engine_request import engine_request
 
 HUGE = "x" * 30_000_000
 HALF = "\ud800"

@@ -12,8 +12,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
+from benchmarks.schedulers import engine_request
 from sgl_vllm.routes import engines
-from tests.engine_request import engine_request
 from tests.fake_engines import FakeClient, FakeEngine
 
 

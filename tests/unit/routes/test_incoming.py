@@ -15,9 +15,9 @@ from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.stats import IterationStats, PrefillStats
 
+from benchmarks.schedulers import engine_request
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
-from tests.engine_request import engine_request
 
 BLOCK = 16
 
