@@ -15,11 +15,7 @@ should. The token that it samples is stale, because f1 follows t:
     step n+2   computes f1 .. fk in one row          step n+1 arrives, its sample is dropped
 
 Text that is forced from the start is appended before the first forward pass, and sent after it
-(`unsent.py`). So is a run that competes with drafts, which come after step n:
-
-    step n     samples t, and d1 .. dm are drafted     legal drafts begin with f1 .. fk
-    k <= m     step n+1 verifies d1 .. dm, and accepts f1 .. fk and perhaps more
-    k > m      the jump appends f1 .. fk before step n+1
+(`unsent.py`).
 
 Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.07104, section 4).
 """
@@ -60,9 +56,9 @@ class JumpListener(Protocol):
 class JumpForward(StepHooks):
     """Jumps the requests of one scheduler.
 
-    After every step, the output of a request whose grammar forces tokens ends with all of them,
-    unless drafts compete with the jump. After an unexpected error its request decodes token by
-    token, or ends with an error if tokens were already taken.
+    After every step, the output of a request whose grammar forces tokens ends with all of them.
+    After an unexpected error its request decodes token by token, or ends with an error if tokens
+    were already taken.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
@@ -101,9 +97,6 @@ class JumpForward(StepHooks):
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
         self.unsent = UnsentTokens(scheduler)
-        self._drafts_decide = mode == "exact" and has_drafts and not self._may_hold
-        self._num_forced: dict[Request, int] = {}
-        """Of requests whose drafts decide whether they jump: how many tokens are forced next."""
 
     @property
     def num_errors(self) -> int:
@@ -129,7 +122,11 @@ class JumpForward(StepHooks):
         if num_left and not self._source.take_back(request, num_left):
             return
         tokens = forced[:num_open]
-        self._append_unsent(request, tokens, last=forced[num_open] if num_left else None)
+        self.unsent.add(request, tokens, last=forced[num_open] if num_left else None)
+        if tokens:
+            request.append_output_token_ids(tokens)
+            self._not_sent[request] = None
+            self._record(request, 0, num_open)
 
     def before_update(
         self,
@@ -144,20 +141,6 @@ class JumpForward(StepHooks):
             self.counters.outside_full_graphs += graph.runtime_mode != "FULL"
 
     # -- before every forward pass ----------------------------------------------------------------
-
-    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
-        """Jump over the forced runs that are longer than the drafts of their requests.
-
-        The model accepts all forced tokens of legal drafts, and perhaps more, and samples one. A
-        jump appends the run, and its pass samples one. So the longer of the two takes fewer passes.
-        """
-        for request in self._scheduler.running if self._num_forced else ():
-            if self._num_forced.pop(request, 0) <= len(request.spec_token_ids):
-                continue
-            if forced := self._source.take(request):
-                self._append_unsent(request, forced)
-                request.spec_token_ids = []  # which the forced tokens have overtaken
-        self._num_forced.clear()
 
     def while_scheduling(self) -> AbstractContextManager[None]:
         return nothing_running(self._scheduler) if self.holds_next_pass() else nullcontext()
@@ -306,33 +289,18 @@ class JumpForward(StepHooks):
 
     def _take(self, request: Request) -> list[int]:
         """The forced tokens, if they end the request or a jump over them pays. Otherwise none, and
-        the grammar is as it was: the request decodes them, or jumps when its drafts are known."""
+        the request decodes them."""
         forced = self._source.take(request)
         max_model_len = self._scheduler.max_model_len
         if not forced or num_before_end(request, forced, max_model_len) < len(forced):
             return forced  # if any: the request ends now, not after one more pass
-        pays = self._takes_any_run or len(forced) >= part.least_run(
+        if self._takes_any_run or len(forced) >= part.least_run(
             has_step_in_flight=request.num_in_flight_tokens > 0
-        )
-        if pays and not self._waits_for_drafts(request):
+        ):
             return forced
-        if not self._source.take_back(request, len(forced)):
-            return []
-        if pays:
-            self._num_forced[request] = len(forced)
-        elif self._mode == "canonical":
+        if self._source.take_back(request, len(forced)) and self._mode == "canonical":
             self.short_runs.begin(request, forced)
         return []
-
-    def _waits_for_drafts(self, request: Request) -> bool:
-        """Whether the request's drafts, which come before the next pass, decide whether it jumps.
-
-        Only with `jump_mode=exact`, where legal drafts begin with the forced tokens, and with
-        synchronous scheduling. Not if the output may end anywhere, so within the run.
-        """
-        params = request.sampling_params
-        assert params is not None
-        return self._drafts_decide and params.repetition_detection is None
 
     def _end(self, request: Request, output: EngineCoreOutput, is_running: bool) -> None:
         """Free a request that has ended by forced tokens, which no pass will compute. What a KV
@@ -386,16 +354,6 @@ class JumpForward(StepHooks):
             output.new_logprobs = joined(rows, forced_rows)
         output.new_token_ids = [*output.new_token_ids, *appended]
         self._record(request, num_before, num_after)
-
-    def _append_unsent(self, request: Request, forced: list[int], last: int | None = None) -> None:
-        """Append forced tokens, none of which ends the request, before the pass with whose output
-        they are sent."""
-        self.unsent.add(request, forced, last)
-        if forced:
-            num_before = request.num_output_tokens
-            request.append_output_token_ids(forced)
-            self._not_sent[request] = None
-            self._record(request, num_before, request.num_output_tokens)
 
     def _record(self, request: Request, start: int, end: int) -> None:
         """Tokens [start, end) of the output were forced."""

@@ -1,10 +1,9 @@
 """Unsent tokens: forced tokens that were appended before a forward pass, not after one.
 
 Owns the unsent tokens of each request, and how they reach the client. Does not own what is forced,
-nor when it is appended (`jump.py`): before the first pass of a request, or before a later one, once
-its drafts are known.
+nor when it is appended (`jump.py`).
 
-    before the pass    prompt or output, f1 .. fk
+    before the pass    prompt, f1 .. fk
     the pass           computes f1 .. fk, samples the first undecided token t
     output             f1 .. fk, t                           (and the tokens forced after t)
 

@@ -5,29 +5,27 @@ Owns which moments of a step reach the parts. Does not own which parts there are
 (`control.py`).
 
     add_request              what is wanted of the request: scores, a report
-    schedule                 before vLLM's own: prompts of the last step into the tree; jumps that
-                             compete with drafts (1); the queue's step begins; whether running
-                             requests pause
+    schedule                 before vLLM's own: prompts of the last step into the tree; the queue's
+                             step begins; whether running requests pause
                              during it, as vLLM needs them: the queue's order, and which requests
                              are held back; the overrides under "inside vLLM's step" below
                              after it: what a KV connector loads; admitted requests are counted;
                              the runner gets forced tokens; segments are copied, and the
                              chunks between them get rows
     get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
-    update_from_output       before vLLM's own: loads are measured; tokens that were appended but
-                             not sent (2); after it: scored rows, jumps (3), reports, refusals
+    update_from_output       before vLLM's own: loads are measured; after it: scored rows, jumps (2),
+                             reports, refusals
     _update_request_with_output    accepted drafts are cut where forced text is spelled otherwise
     update_draft_token_ids         drafts of jumped requests are dropped
 
 Inside vLLM's step, for a waiting request:
 
-    _handle_blocked_waiting_request    text that is forced from the start (4)
+    _handle_blocked_waiting_request    text that is forced from the start (1)
     _get_local_prefix_cache_hit        with `radix` off, no hit reaches into forced text
     _mamba_block_aligned_split         a pass ends where another request needs a state
 
-Forced tokens enter a request in three places of `JumpForward`: `open` (4), `before_schedule` (1)
-and `after_update` (3). `before_update` (2) puts those of (1) and (4) before the token that is
-sampled after them.
+Forced tokens enter a request in two places of `JumpForward`: `grammar_is_ready` (1) and
+`after_update` (2), which also sends those of (1), before the first token that is sampled.
 """
 
 from __future__ import annotations

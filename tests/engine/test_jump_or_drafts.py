@@ -1,5 +1,5 @@
 """Jumps beside drafts that the scheduler knows before a pass, in the real schedulers, and no model.
-An exact jump gives way to drafts that are as long, and every request gets stock vLLM's answer."""
+A jump replaces the drafts of its request, and every request gets stock vLLM's answer."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_request_gets_stocks_answer(want, runner, method):
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("pattern", [ALTERNATING, WHOLE])
-def test_a_request_takes_no_more_passes_than_with_the_better_of_the_two(pattern, runner):
+def test_drafts_cost_a_request_that_jumps_no_pass(pattern, runner):
     job = Job("one", [70, 71, 72], params(pattern))
     tokens = whole([job], stocks([job]))
 
@@ -115,22 +115,9 @@ def test_a_request_takes_no_more_passes_than_with_the_better_of_the_two(pattern,
         assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]
         return core.runner.num_passes
 
-    only_jumps, only_drafts = passes(None), passes(right(tokens), OFF)
+    only_jumps = passes(None)
     assert passes(wrong(tokens)) == only_jumps < passes(None, OFF)
-    assert passes(right(tokens)) <= min(only_jumps, only_drafts)
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_forced_report_counts_what_is_sent_after_the_next_pass(runner):
-    job = Job("one", [70, 71, 72], params("[a-z]1a2b3c4d5e6f7g", extra_args={"sgl_report": 1}))
-    tokens = whole([job], stocks([job]))
-    core = make_core(runner, wrong(tokens))
-    serve_all(core, [job])
-    answer = core.answers["one"]
-    assert [*job.prompt, *answer.tokens] == tokens["one"]
-    assert answer.report is not None
-    report = answer.report["sgl_report"]
-    assert report["forced_tokens"] == jump_counts(core).forced_tokens > NUM_DRAFTS
+    assert passes(right(tokens)) <= only_jumps
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
