@@ -1,17 +1,16 @@
 """Jump-forward: forced tokens enter a request in one forward pass.
 
 jump.py             appends forced tokens after each step
-unsent.py           forced tokens that are sent after the next forward pass
+openings.py         forced text at the start: when it is sent, and what a KV connector sees
+short_runs.py       forced runs that are decoded instead
 forced_rows.py      gives the model runner the forced tokens of a step
 full_graphs.py      full CUDA graphs for passes with jumps
-opened.py           text forced at the start, beside a KV connector
-short_runs.py       forced runs that are decoded instead
 forced_source.py    asks for forced tokens, and contains errors
 refused.py          forced tokens that a request's sampling parameters would change
-processors.py       custom logits processors beside which requests may jump
 unique.py           forced tokens by a grammar's bitmask alone (jump_mode=exact)
 forced_logprobs.py  log-probabilities of forced tokens
 report.py           which part of an output was forced
 records.py          how long records of requests are kept
 part.py             when jump-forward is off, in an engine or for a request
+processors.py       custom logits processors beside which requests may jump
 """

@@ -6,7 +6,8 @@ are forced (`fsm/vllm/forced_tokens.py`, `unique.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from vllm.logger import init_logger
@@ -19,22 +20,14 @@ from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.counters import JumpCounters
-from sgl_vllm.jump.part import least_run, shows_end
+from sgl_vllm.jump.part import LEAST_RUN, shows_end
+from sgl_vllm.jump.refused import refuses
 from sgl_vllm.jump.unique import UniqueTokens
 from sgl_vllm.protocol.quoting import quoted
 
-if TYPE_CHECKING:
-    from sgl_vllm.jump.refused import RefusedTokens
-
 logger = init_logger("vllm.sgl_vllm.jump")
 
-WORTH_A_HELD_PASS = least_run(has_step_in_flight=True)
-"""With at least this many forced tokens, or the end of the text, after a token, it pays that the
-next pass waits for it."""
-
-
-class _Taker(Protocol):
-    def take(self, request: Request) -> list[int]: ...
+Answer = TypeVar("Answer")
 
 
 class ForcedSource:
@@ -42,7 +35,6 @@ class ForcedSource:
 
     Args:
         mode: a value of the option `jump_mode`.
-        refused: which forced tokens requests do not take.
         learns: whether `likelihood` will be called, so that `take` must collect statistics.
     """
 
@@ -50,18 +42,18 @@ class ForcedSource:
         self,
         manager: StructuredOutputManager,
         mode: str,
-        refused: RefusedTokens,
         counters: JumpCounters,
         *,
         learns: bool = False,
     ) -> None:
-        self._learns = learns
-        self._forecasts: WeakKeyDictionary[Request, Forecast] = WeakKeyDictionary()
-        self._refused = refused
-        self._counters = counters
         self._manager = manager
         self._is_canonical = mode == "canonical"
-        self._taker: _Taker = ForcedTokens(manager) if self._is_canonical else UniqueTokens(manager)
+        self._taker = ForcedTokens(manager) if self._is_canonical else UniqueTokens(manager)
+        self._counters = counters
+        self._learns = learns
+        self._forecasts: WeakKeyDictionary[Request, Forecast] = WeakKeyDictionary()
+        """Of grammars of vLLM's own backends, which do not say where they are: one for all tokens
+        of a request."""
         self._guard = Guard("jump-forward", "no other request is affected", logger)
         self._excluded: WeakSet[Request] = WeakSet()
         """Requests with an error, which decode token by token."""
@@ -70,36 +62,11 @@ class ForcedSource:
         """The tokens forced after the last token of `request`; its grammar has accepted them. None
         if the request's sampling parameters refuse one of them. Without the token that ends the
         text, if that is shown (`shows_end`)."""
-        if request in self._excluded:
-            return []
-        try:
-            forecast = self._forecast_of_last_token(request) if self._learns else None
-            forced = self._taker.take(request)
-        except Exception:
-            self._exclude(request)
-            return []
-        if forced and self._refuses(request, forced):
-            self.take_back(request, len(forced))
-            forced = []
-        if forced and self._has_shown_end(request):
-            forced = forced[:-1] if self.take_back(request, 1) else []
-        if forecast is not None:
-            ends = bool(forced) and live_grammar(self._manager, request) is None
-            forecast.learn(ends or len(forced) >= WORTH_A_HELD_PASS)
-        return forced
+        return self._ask(request, self._take) or []
 
-    def _refuses(self, request: Request, forced: list[int]) -> bool:
-        try:
-            return self._refused.any_of(request, forced)
-        except Exception:
-            self._exclude(request)
-            return True
-
-    def _has_shown_end(self, request: Request) -> bool:
-        """Whether the tokens taken last end the text of a request whose client sees that."""
-        params = request.sampling_params
-        is_seen = params is not None and shows_end(params)
-        return is_seen and live_grammar(self._manager, request) is None
+    def take_back(self, request: Request, num_tokens: int) -> bool:
+        """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""
+        return bool(self._ask(request, lambda one: _roll_back(one, num_tokens)))
 
     def num_canonical(self, request: Request, tokens: list[int]) -> int:
         """How many of the sampled `tokens` come before forced text that they spell in other tokens
@@ -108,75 +75,12 @@ class ForcedSource:
 
         Costs at most one question to the grammar for each token but the last.
         """
-        grammar = live_grammar(self._manager, request)
-        if grammar is None or request in self._excluded:
-            return len(tokens)
-        all_token_ids = request._all_token_ids
-        num_before, num_accepted = len(all_token_ids), 0
-        differs = False
-        try:
-            while num_accepted < len(tokens) - 1 and not (differs or grammar.is_terminated()):
-                token = tokens[num_accepted]
-                if grammar.validate_tokens([token]) != [token]:
-                    break
-                grammar.accept_tokens(request.request_id, [token])
-                num_accepted += 1
-                all_token_ids.append(token)
-                forced = self._taker.take(request)
-                if forced == tokens[num_accepted : num_accepted + len(forced)]:
-                    num_accepted += len(forced)
-                    all_token_ids.extend(forced)
-                else:
-                    grammar.rollback(len(forced))
-                    differs = True
-            grammar.rollback(num_accepted)
-        except Exception:
-            self._exclude(request)
-            return len(tokens)
-        finally:
-            del all_token_ids[num_before:]
-        return num_accepted if differs else len(tokens)
+        number = self._ask(request, lambda one: self._num_canonical(one, tokens))
+        return len(tokens) if number is None else number
 
     def likelihood(self, request: Request) -> float:
         """How likely forced tokens are after the next one of `request`, from 0 to 1."""
-        if request in self._excluded:
-            return 0.0
-        try:
-            grammar = live_grammar(self._manager, request)
-            if grammar is None:
-                return 0.0
-            if isinstance(grammar, SglGrammar):
-                return grammar.likelihood_of_forced()
-            return self._forecast_of_request(request).likelihood(lambda: self._is_canonical)
-        except Exception:
-            self._exclude(request)
-            return 0.0
-
-    def _forecast_of_last_token(self, request: Request) -> Forecast | None:
-        """The forecast that what follows the last token of `request` confirms or not."""
-        grammar = live_grammar(self._manager, request)
-        if grammar is None:
-            return None
-        if isinstance(grammar, SglGrammar):
-            return grammar.forecast_of_last_token()
-        return self._forecast_of_request(request)
-
-    def _forecast_of_request(self, request: Request) -> Forecast:
-        """For all its tokens: grammars of vLLM's own backends do not say where they are."""
-        return self._forecasts.setdefault(request, Forecast())
-
-    def take_back(self, request: Request, num_tokens: int) -> bool:
-        """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""
-        structured = request.structured_output_request
-        assert structured is not None
-        try:
-            grammar = structured.grammar
-            assert isinstance(grammar, StructuredOutputGrammar)
-            grammar.rollback(num_tokens)
-            return True
-        except Exception:
-            self._exclude(request)
-            return False
+        return self._ask(request, self._likelihood) or 0.0
 
     def record(self, request: Request, consequence: str) -> None:
         """Count the exception being handled; call it from an `except` block.
@@ -187,7 +91,78 @@ class ForcedSource:
         self._counters.errors += 1
         self._guard.record(f"request {quoted(request.request_id)}, which {consequence}")
 
-    def _exclude(self, request: Request) -> None:
-        """Called from an `except` block."""
-        self._excluded.add(request)
-        self.record(request, "decodes token by token")
+    def _ask(self, request: Request, question: Callable[[Request], Answer]) -> Answer | None:
+        """The answer; None for a request that has had an error, now or before."""
+        if request in self._excluded:
+            return None
+        try:
+            return question(request)
+        except Exception:
+            self._excluded.add(request)
+            self.record(request, "decodes token by token")
+            return None
+
+    def _take(self, request: Request) -> list[int]:
+        params = request.sampling_params
+        assert params is not None
+        forecast = self._forecast_of_last_token(request) if self._learns else None
+        forced = self._taker.take(request)
+        if forced and refuses(request, forced):
+            _roll_back(request, len(forced))
+            forced = []
+        ends = bool(forced) and live_grammar(self._manager, request) is None
+        if ends and shows_end(params):
+            _roll_back(request, 1)
+            forced, ends = forced[:-1], False
+        if forecast is not None:
+            forecast.learn(ends or len(forced) >= LEAST_RUN)
+        return forced
+
+    def _num_canonical(self, request: Request, tokens: list[int]) -> int:
+        grammar = live_grammar(self._manager, request)
+        if grammar is None:
+            return len(tokens)
+        known, num_accepted = request._all_token_ids, 0
+        num_before = len(known)
+        try:
+            while num_accepted < len(tokens) - 1 and not grammar.is_terminated():
+                token = tokens[num_accepted]
+                if grammar.validate_tokens([token]) != [token]:
+                    break
+                grammar.accept_tokens(request.request_id, [token])
+                known.append(token)
+                num_accepted += 1
+                forced = self._taker.take(request)
+                if forced != tokens[num_accepted : num_accepted + len(forced)]:
+                    grammar.rollback(len(forced))
+                    return num_accepted
+                known.extend(forced)
+                num_accepted += len(forced)
+            return len(tokens)
+        finally:
+            del known[num_before:]
+            grammar.rollback(num_accepted)
+
+    def _likelihood(self, request: Request) -> float:
+        grammar = live_grammar(self._manager, request)
+        if grammar is None:
+            return 0.0
+        if isinstance(grammar, SglGrammar):
+            return grammar.likelihood_of_forced()
+        forecast = self._forecasts.setdefault(request, Forecast())
+        return forecast.likelihood(lambda: self._is_canonical)
+
+    def _forecast_of_last_token(self, request: Request) -> Forecast | None:
+        """The forecast that what follows the last token of `request` confirms or not."""
+        grammar = live_grammar(self._manager, request)
+        if isinstance(grammar, SglGrammar):
+            return grammar.forecast_of_last_token()
+        return self._forecasts.setdefault(request, Forecast()) if grammar is not None else None
+
+
+def _roll_back(request: Request, num_tokens: int) -> bool:
+    structured = request.structured_output_request
+    grammar = structured.grammar if structured is not None else None
+    assert isinstance(grammar, StructuredOutputGrammar)
+    grammar.rollback(num_tokens)
+    return True

@@ -1,7 +1,7 @@
 """What a jump does to a request: forced tokens are appended, and one forward pass computes all.
 
-Owns appending forced tokens. Does not own which tokens are forced (`fsm/vllm/forced_tokens.py`),
-nor how the model runner gets them (`forced_rows.py`).
+Owns appending forced tokens. Does not own which tokens are forced (`forced_source.py`), nor how the
+model runner gets them (`forced_rows.py`).
 
     step n     samples token t                       KV of [0, t) is computed
     jump       appends forced f1 .. fk               the request goes on running
@@ -14,16 +14,13 @@ should. The token that it samples is stale, because f1 follows t:
     jump       appends f1 .. fk                      the sample of step n+1 will be dropped
     step n+2   computes f1 .. fk in one row          step n+1 arrives, its sample is dropped
 
-Text that is forced from the start is appended before the first forward pass, and sent after it
-(`unsent.py`).
-
 Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.07104, section 4).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol  # Any: counters
 from weakref import WeakSet
@@ -37,66 +34,54 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.jump import forced_rows, part
 from sgl_vllm.jump.counters import JumpCounters
-from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
+from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.jump.forced_rows import ForcedRow
 from sgl_vllm.jump.forced_source import ForcedSource
-from sgl_vllm.jump.refused import RefusedTokens
+from sgl_vllm.jump.openings import Openings
 from sgl_vllm.jump.short_runs import ShortRuns
-from sgl_vllm.jump.unsent import UnsentTokens, num_before_end
 from sgl_vllm.step_hooks import StepHooks
 
 
 class JumpListener(Protocol):
-    """Something that records jumps."""
+    """Something that records forced text."""
 
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output of `request` were forced."""
+    def forced(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
+        """Tokens [start, end) of the output of `request` are forced. Unless this is a jump, they
+        will be decoded, if the request does not end before."""
 
 
 class JumpForward(StepHooks):
     """Jumps the requests of one scheduler.
 
-    After every step, the output of a request whose grammar forces tokens ends with all of them.
-    After an unexpected error its request decodes token by token, or ends with an error if tokens
-    were already taken.
+    After every step, the output of a request whose grammar forces tokens ends with all of them,
+    or the request decodes them (`short_runs.py`). After an unexpected error its request decodes
+    token by token, or ends with an error if tokens were already taken.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
-        token_bytes: returns the bytes of each token, empty for special ones.
-        listeners: called at every jump.
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        mode: str,
-        token_bytes: Callable[[], Sequence[bytes]],
-        listeners: Iterable[JumpListener] = (),
+        self, scheduler: Scheduler, mode: str, listeners: Iterable[JumpListener] = ()
     ) -> None:
+        config = scheduler.vllm_config
         self._scheduler = scheduler
-        self._mode = mode
         self.listeners = [*listeners]
         self._limits = part.limits_of(scheduler)
         self.counters = JumpCounters()
-        self._may_hold = bool(scheduler.vllm_config.scheduler_config.async_scheduling)
-        self._source = ForcedSource(
-            scheduler.structured_output_manager,
-            mode,
-            RefusedTokens(token_bytes, chooses_tokens=mode == "canonical"),
-            self.counters,
-            learns=self._may_hold,
-        )
+        self._may_hold = bool(config.scheduler_config.async_scheduling)
+        manager = scheduler.structured_output_manager
+        self._source = ForcedSource(manager, mode, self.counters, learns=self._may_hold)
+        self.openings = Openings(scheduler)
+        self._short_runs = ShortRuns()
         self._not_sent: dict[Request, None] = {}
         """Requests with forced tokens that the model runner does not have yet."""
-        self.short_runs = ShortRuns()
-        has_drafts = scheduler.vllm_config.speculative_config is not None
-        self._takes_any_run = mode == "canonical" and has_drafts
-        """Drafts would spell a run that is decoded, and might spell it otherwise."""
-        self._has_sampled = False
-        """Whether the step that is being read has sampled within a grammar."""
+        self._is_canonical = mode == "canonical"
+        self._has_drafts = config.speculative_config is not None
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
-        self.unsent = UnsentTokens(scheduler)
+        self._has_sampled = False
+        """Whether the step that is being read has sampled within a grammar."""
 
     @property
     def num_errors(self) -> int:
@@ -106,7 +91,7 @@ class JumpForward(StepHooks):
     def sections(self) -> Mapping[str, Any]:
         return {"jump_forward": copy.copy(self.counters)}
 
-    # -- before the first forward pass ------------------------------------------------------------
+    # -- before a forward pass --------------------------------------------------------------------
 
     def grammar_is_ready(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""
@@ -115,35 +100,44 @@ class JumpForward(StepHooks):
         if self._scheduler.connector is not None and request.kv_transfer_params:
             return  # another engine has computed the KV of the prompt, and of no more
         forced = self._source.take(request)
-        if not forced:
-            return
-        num_open = num_before_end(request, forced, self._scheduler.max_model_len)
+        num_open = self._num_before_end(request, forced)
         num_left = len(forced) - num_open
-        if num_left and not self._source.take_back(request, num_left):
+        if not forced or (num_left and not self._source.take_back(request, num_left)):
             return
-        tokens = forced[:num_open]
-        self.unsent.add(request, tokens, last=forced[num_open] if num_left else None)
-        if tokens:
-            request.append_output_token_ids(tokens)
+        self.openings.add(request, forced[:num_open], forced[num_open] if num_left else None)
+        if num_open:
+            request.append_output_token_ids(forced[:num_open])
             self._not_sent[request] = None
-            self._record(request, 0, num_open)
-
-    def before_update(
-        self,
-        scheduled: SchedulerOutput,
-        sampled: ModelRunnerOutput,
-        requests: Mapping[str, Request],
-    ) -> None:
-        self._has_sampled = scheduled.has_structured_output_requests
-        self.unsent.replace_sampled(sampled)
-        graph = sampled.cudagraph_stats
-        if graph is not None and forced_rows.rows_of(scheduled):
-            self.counters.outside_full_graphs += graph.runtime_mode != "FULL"
-
-    # -- before every forward pass ----------------------------------------------------------------
+            self._count_jump(request, 0)
 
     def while_scheduling(self) -> AbstractContextManager[None]:
         return nothing_running(self._scheduler) if self.holds_next_pass() else nullcontext()
+
+    def holds_next_pass(self) -> bool:
+        """Whether the next pass waits for the one in flight: if all running requests are likely
+        enough to jump first, the pass would compute only stale tokens.
+
+        The drafts of a pass that waits are dropped: vLLM masks what follows a draft only while a
+        step is in flight.
+        """
+        scheduler = self._scheduler
+        if not self._may_hold or not scheduler.running or len(scheduler.waiting):
+            return False
+        if scheduler.kv_holding_waiting:
+            return False
+        likelihood = 1.0
+        for request in scheduler.running:
+            if not request.num_output_placeholders or request.is_prefill_chunk:
+                return False  # it has no token in flight
+            if request in self._short_runs or not part.may_jump(request, self._limits):
+                return False
+            likelihood *= self._source.likelihood(request)
+            if likelihood < part.WORTH_WAITING:
+                return False
+        self.counters.held_passes += 1
+        for request in scheduler.running:
+            request.spec_token_ids = []
+        return True
 
     def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
         """The model runner gets the forced tokens of the requests that run in this step."""
@@ -169,39 +163,8 @@ class JumpForward(StepHooks):
             forced_rows.send(output, rows)
         return ()
 
-    def holds_next_pass(self) -> bool:
-        """Whether the next pass waits for the one in flight: if all running requests are likely
-        enough to jump first, the pass would compute only stale tokens.
-
-        Examines one request after the other, and stops once that is too unlikely. The drafts
-        of a pass that waits are dropped: vLLM masks what follows a draft only while a step is in
-        flight.
-        """
-        scheduler = self._scheduler
-        if not self._may_hold or not scheduler.running or len(scheduler.waiting):
-            return False
-        if scheduler.kv_holding_waiting:
-            return False
-        likelihood = 1.0
-        for request in scheduler.running:
-            if not request.num_output_placeholders or request.is_prefill_chunk:
-                return False  # it has no token in flight
-            if request in self.short_runs or not part.may_jump(request, self._limits):
-                return False
-            likelihood *= self._source.likelihood(request)
-            if likelihood < part.WORTH_WAITING:
-                return False
-        self.counters.held_passes += 1
-        for request in scheduler.running:
-            request.spec_token_ids = []
-        return True
-
-    # -- what a forward pass may sample -----------------------------------------------------------
-
     def narrow(self, masks: GrammarOutput) -> None:
-        """Before a forward pass samples: leave the next token of a short run as the only legal
-        one."""
-        self.short_runs.narrow(masks, self._scheduler.requests)
+        self._short_runs.narrow(masks, self._scheduler.requests)
 
     # -- beside speculative decoding --------------------------------------------------------------
 
@@ -211,20 +174,19 @@ class JumpForward(StepHooks):
             request.spec_token_ids = []
 
     def cut_accepted(self, request: Request, tokens: list[int], *, is_stale: bool) -> None:
-        """Drop accepted drafts from where they write forced text in other tokens than a jump. Call
-        it before vLLM takes `tokens`.
-
-        The model has verified them, but forced text has one tokenization, with drafts and without.
-        With `jump_mode=exact` no other tokens are legal.
+        """Drop accepted drafts from where they write forced text in other tokens than a jump, so
+        that an answer does not depend on drafts.
 
             accepted    d1 d2 d3 d4, and t sampled after them; f1 f2 are forced after d2
             kept        all of them               if d3 d4 are f1 f2
                         d1 d2                     otherwise: the jump appends f1 f2
 
+        In exact mode no other tokens are legal.
+
         Args:
             is_stale: the request was preempted since, so vLLM has reset its counts.
         """
-        if len(tokens) < 2 or self._mode != "canonical" or not part.may_jump(request, self._limits):
+        if len(tokens) < 2 or not self._is_canonical or not part.may_jump(request, self._limits):
             return
         num_kept = self._source.num_canonical(request, tokens)
         num_dropped = len(tokens) - num_kept
@@ -238,21 +200,33 @@ class JumpForward(StepHooks):
             if request.num_output_placeholders > 0:
                 request.num_output_placeholders -= num_dropped
 
-    # -- after every forward pass -----------------------------------------------------------------
+    # -- after a forward pass ---------------------------------------------------------------------
+
+    def before_update(
+        self,
+        scheduled: SchedulerOutput,
+        sampled: ModelRunnerOutput,
+        requests: Mapping[str, Request],
+    ) -> None:
+        self._has_sampled = scheduled.has_structured_output_requests
+        self.openings.replace_sampled(sampled)
+        graph = sampled.cudagraph_stats
+        if graph is not None and forced_rows.rows_of(scheduled):
+            self.counters.outside_full_graphs += graph.runtime_mode != "FULL"
 
     def follows_outputs(self) -> bool:
-        return self._has_sampled or len(self.unsent) > 0
+        return self._has_sampled
 
     def after_update(
         self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
         """Append forced tokens to every request that has just got a token. A request whose jump
         fails partway ends with an error; the others continue."""
-        self.unsent.deliver(outputs)
-        for output in outputs if self._has_sampled else ():
+        for output in outputs:
+            self.openings.send(output)
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
-            request = self._scheduler.requests.get(output.request_id)
+            request = unfinished.get(output.request_id)
             if request is None or not part.may_jump(request, self._limits):
                 continue
             is_running = request.status == RequestStatus.RUNNING
@@ -273,17 +247,15 @@ class JumpForward(StepHooks):
         A request that was preempted while its token was in flight computes all of them again.
         """
         is_running = request.status == RequestStatus.RUNNING
-        forced = [] if self.short_runs.has_next(request) else self._take(request)
-        if forced:
-            if is_running:
-                self._drop_in_flight(request)
-            self._append(request, forced, output)
-        elif is_running and request in self._cut:
-            # A jump has failed. The worker has more tokens of the request than vLLM.
-            self._drop_in_flight(request)
-            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        else:
+        forced = [] if self._short_runs.has_next(request) else self._take(request)
+        if not forced and request not in self._cut:
             return
+        if is_running:
+            self._drop_in_flight(request)
+        if forced:
+            self._append(request, forced, output)
+        elif is_running:  # a jump has failed, and the worker has more tokens than vLLM
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         request.spec_token_ids = []  # drafts that the forced tokens have overtaken
         self._not_sent[request] = None
 
@@ -291,16 +263,70 @@ class JumpForward(StepHooks):
         """The forced tokens, if they end the request or a jump over them pays. Otherwise none, and
         the request decodes them."""
         forced = self._source.take(request)
-        max_model_len = self._scheduler.max_model_len
-        if not forced or num_before_end(request, forced, max_model_len) < len(forced):
-            return forced  # if any: the request ends now, not after one more pass
-        if self._takes_any_run or len(forced) >= part.least_run(
-            has_step_in_flight=request.num_in_flight_tokens > 0
+        if (
+            not request.num_in_flight_tokens
+            or (self._is_canonical and self._has_drafts)  # which might spell the run otherwise
+            or len(forced) >= part.LEAST_RUN
+            or self._num_before_end(request, forced) < len(forced)
         ):
             return forced
-        if self._source.take_back(request, len(forced)) and self._mode == "canonical":
-            self.short_runs.begin(request, forced)
+        is_back = bool(forced) and self._source.take_back(request, len(forced))
+        if is_back and not self._has_drafts:
+            self._short_runs.begin(request, forced)
+            self._tell(request, request.num_output_tokens, len(forced), is_jump=False)
         return []
+
+    def _drop_in_flight(self, request: Request) -> None:
+        """Drop what forward passes in flight will sample for `request`; the KV that they compute
+        for its known tokens stays. To be called before forced tokens are appended."""
+        if request.num_in_flight_tokens:
+            request.drop_stale_output = True
+            request.num_stale_output_tokens = request.num_in_flight_tokens
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+            self.counters.stale_tokens += request.num_output_placeholders
+            request.num_output_placeholders = 0
+
+    def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
+        """Append forced tokens up to the first stop condition, as if each had been sampled."""
+        params, num_before = request.sampling_params, request.num_output_tokens
+        num_unstoppable = 0
+        if params is not None and params.repetition_detection is None:
+            num_unstoppable = self._num_before_end(request, forced)
+        request.append_output_token_ids(forced[:num_unstoppable])
+        for token in forced[num_unstoppable:]:
+            request.append_output_token_ids(token)
+            if check_stop(request, self._scheduler.max_model_len):
+                output.finish_reason = request.get_finished_reason()
+                output.stop_reason = request.stop_reason
+                break
+        appended = forced[: request.num_output_tokens - num_before]
+        rows = output.new_logprobs
+        if rows is not None:
+            output.new_logprobs = joined(rows, rows_of_forced(appended, rows, request))
+        output.new_token_ids = [*output.new_token_ids, *appended]
+        self._count_jump(request, num_before)
+
+    def _num_before_end(self, request: Request, forced: Sequence[int]) -> int:
+        """How many of the tokens forced after what `request` has come before the one that ends it;
+        all of them if none does."""
+        params = request.sampling_params
+        assert params is not None
+        room = min(request.max_tokens, self._scheduler.max_model_len - request.num_prompt_tokens)
+        room -= request.num_output_tokens + 1
+        stops = {params.eos_token_id, *(params.stop_token_ids or ())}
+        num_before_stop = next((i for i, token in enumerate(forced) if token in stops), len(forced))
+        return max(0, min(room, num_before_stop))
+
+    def _count_jump(self, request: Request, start: int) -> None:
+        """The output of `request` is forced from `start` on."""
+        num_forced = request.num_output_tokens - start
+        self.counters.jumps += 1
+        self.counters.forced_tokens += num_forced
+        self._tell(request, start, num_forced, is_jump=True)
+
+    def _tell(self, request: Request, start: int, num_forced: int, *, is_jump: bool) -> None:
+        for listener in self.listeners:
+            listener.forced(request, start, start + num_forced, is_jump=is_jump)
 
     def _end(self, request: Request, output: EngineCoreOutput, is_running: bool) -> None:
         """Free a request that has ended by forced tokens, which no pass will compute. What a KV
@@ -320,47 +346,6 @@ class JumpForward(StepHooks):
         freed = scheduler._free_request(request)
         params = freed[0] if isinstance(freed, tuple) else freed
         output.kv_transfer_params = params if isinstance(params, dict) else None
-
-    def _drop_in_flight(self, request: Request) -> None:
-        """Drop what forward passes in flight will sample for `request`; the KV that they compute
-        for its known tokens stays. To be called before forced tokens are appended."""
-        if request.num_in_flight_tokens:
-            request.drop_stale_output = True
-            request.num_stale_output_tokens = request.num_in_flight_tokens
-            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
-            self.counters.stale_tokens += request.num_output_placeholders
-            request.num_output_placeholders = 0
-
-    def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
-        """Append forced tokens up to the first stop condition, as if each had been sampled."""
-        params, max_model_len = request.sampling_params, self._scheduler.max_model_len
-        assert params is not None
-        num_before = request.num_output_tokens
-        num_unstoppable = 0
-        if params.repetition_detection is None:
-            num_unstoppable = num_before_end(request, forced, max_model_len)
-        request.append_output_token_ids(forced[:num_unstoppable])
-        for token in forced[num_unstoppable:]:
-            request.append_output_token_ids(token)
-            if check_stop(request, max_model_len):
-                output.finish_reason = request.get_finished_reason()
-                output.stop_reason = request.stop_reason
-                break
-        num_after = request.num_output_tokens
-        appended = forced[: num_after - num_before]
-        rows = output.new_logprobs
-        if rows is not None:
-            forced_rows = rows_of_forced(appended, rows, asked_tokens(request))
-            output.new_logprobs = joined(rows, forced_rows)
-        output.new_token_ids = [*output.new_token_ids, *appended]
-        self._record(request, num_before, num_after)
-
-    def _record(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output were forced."""
-        self.counters.jumps += 1
-        self.counters.forced_tokens += end - start
-        for listener in self.listeners:
-            listener.jumped(request, start, end)
 
 
 @contextmanager

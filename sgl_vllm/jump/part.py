@@ -1,4 +1,4 @@
-"""When jump-forward is off: in an engine, for one request, and for one run of forced tokens."""
+"""When jump-forward is off: in an engine, for a request, for a run of forced tokens."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def limits_of(scheduler: Scheduler) -> Limits:
 def may_jump(request: Request, limits: Limits) -> bool:
     """Whether jumping leaves the output of `request` exactly as it would be without.
 
-    Parameters that change some tokens only do not matter here: `refused.py` handles these.
+    Parameters that change some tokens only do not matter here (`refused.py`).
     """
     params = request.sampling_params
     if params is None or not request.use_structured_output:
@@ -139,19 +139,11 @@ def _has_embeds(request: Request) -> bool:
     )
 
 
-SLOWER_PASSES = 1
-"""How many decoding passes a pass with a jump takes longer. Measured with 7 billion weights on an
-H200, 16 requests at a time: 12.8 ms instead of 6.2 ms, because it leaves full CUDA graphs."""
-
-
-def least_run(*, has_step_in_flight: bool) -> int:
-    """How many forced tokens are worth a jump. Each saves a pass, but for the one that the step in
-    flight would decode. Shorter runs are decoded (`short_runs.py`).
-
-    With synchronous scheduling any run is worth a jump: on a CPU no pass is slower for it.
-    """
-    return 2 + SLOWER_PASSES if has_step_in_flight else 1
-
+LEAST_RUN = 3
+"""How many forced tokens are worth a jump while a step is in flight. Each saves a pass, but for the
+first, which that step would decode, and for one: outside full CUDA graphs a pass with a jump takes
+twice as long (12.8 instead of 6.2 ms with 7 billion weights on an H200, 16 requests at a time).
+Shorter runs are decoded (`short_runs.py`). Without a step in flight any run is worth a jump."""
 
 WORTH_WAITING = 0.25
 """How likely it must be that a pass would be stale for it to wait. A needless wait costs 2 to 3 ms;

@@ -97,10 +97,10 @@ class ForcedReports(StepHooks):
         if params is not None and params.extra_args and params.extra_args.get(REPORT):
             self._records[request.request_id] = Record(request)
 
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output of `request` were forced."""
+    def forced(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
+        """Tokens [start, end) of the output of `request` are forced."""
         record = self._records.get(request.request_id)
-        if record is not None and start < end:
+        if record is not None and is_jump and start < end:
             record.runs.append((start, end))
 
     def follows_outputs(self) -> bool:

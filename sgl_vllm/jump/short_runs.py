@@ -1,17 +1,16 @@
-"""Forced runs too short for a jump: decoded one token a pass, in their canonical tokens.
+"""Forced runs too short for a jump: decoded one token a pass, in the tokens of a jump.
 
 Owns which tokens are left of each such run, and that nothing else is legal meanwhile. So an answer
 does not depend on whether a run was jumped over or decoded.
 
     forced after t      f1 f2
-    pass 1              samples with f1 as the only legal token
-    pass 2              samples with f2 as the only legal token
+    pass 1, 2           samples with f1, then f2 as the only legal token
     pass 3              samples the next undecided token
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,15 +19,9 @@ from vllm.v1.request import Request
 
 
 class ShortRuns:
-    """The runs that requests are decoding. A request has at most one.
-
-    Attributes:
-        listeners: called with a request and the half-open interval of its output that a run will
-            fill, unless the request ends before.
-    """
+    """The runs that requests are decoding. A request has at most one."""
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[Request, int, int], object]] = []
         self._left: WeakKeyDictionary[Request, list[int]] = WeakKeyDictionary()
 
     def __contains__(self, request: Request) -> bool:
@@ -37,9 +30,6 @@ class ShortRuns:
     def begin(self, request: Request, run: Sequence[int]) -> None:
         """From now on, `request` decodes `run`, which is forced after what it has."""
         self._left[request] = list(run)
-        start = request.num_output_tokens
-        for listener in self.listeners:
-            listener(request, start, start + len(run))
 
     def has_next(self, request: Request) -> bool:
         """Whether the token that `request` has just got is the next one of its run. The run ends
@@ -60,10 +50,8 @@ class ShortRuns:
             masks: one row for each request. With drafts there are more, and none is changed.
             requests: by id.
         """
-        if not self._left:
-            return
         rows, ids = masks.grammar_bitmask.view(np.uint32), masks.structured_output_request_ids
-        if len(rows) != len(ids):
+        if not self._left or len(rows) != len(ids):
             return
         for row, request_id in zip(rows, ids, strict=True):
             request = requests.get(request_id)

@@ -18,7 +18,6 @@ from sgl_vllm.fsm.vllm import part as fsm
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.jump import part as jump
 from sgl_vllm.jump.jump import JumpForward, JumpListener
-from sgl_vllm.jump.opened import hide_forced_text
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
 from sgl_vllm.programs.programs import Programs
@@ -268,9 +267,7 @@ def _build_jump(parts: Parts) -> None:
     explain = parts.radix.misses.of_request if parts.radix is not None else None
     parts.reports = ForcedReports(token_bytes, explain)
     listeners: list[JumpListener] = [parts.reports]
-    if scheduler.connector is not None:
-        hide_forced_text(scheduler.connector, scheduler.hash_block_size)
-    parts.jump = JumpForward(scheduler, engine.options.jump_mode, token_bytes, listeners)
+    parts.jump = JumpForward(scheduler, engine.options.jump_mode, listeners)
 
 
 def _build_approximate(parts: Parts) -> ApproximateReuse:

@@ -13,8 +13,8 @@ Owns which moments of a step reach the parts. Does not own which parts there are
                              the runner gets forced tokens; segments are copied, and the
                              chunks between them get rows
     get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
-    update_from_output       before vLLM's own: loads are measured; after it: scored rows, jumps (2),
-                             reports, refusals
+    update_from_output       before vLLM's own: loads are measured; after it: scored rows,
+                             jumps (2), reports, refusals
     _update_request_with_output    accepted drafts are cut where forced text is spelled otherwise
     update_draft_token_ids         drafts of jumped requests are dropped
 

@@ -154,8 +154,8 @@ class Driver:
         if now - self._begun > ALL_S:
             raise RunFailed(f"the whole check takes more than {ALL_S:g} s")
 
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output of `request` were forced, jumped over or not."""
+    def forced(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
+        """Tokens [start, end) of the output of `request` are forced."""
         self._forced.setdefault(request.request_id, []).extend(range(start, end))
 
     @contextlib.contextmanager
@@ -163,13 +163,11 @@ class Driver:
         """While inside, answers have their forced tokens."""
         if (jump := self._parts.jump) is not None:
             jump.listeners.append(self)
-            jump.short_runs.listeners.append(self.jumped)
         try:
             yield
         finally:
             if jump is not None:
                 jump.listeners.remove(self)
-                jump.short_runs.listeners.remove(self.jumped)
 
     # -- conditions of a run ----------------------------------------------------------------------
 

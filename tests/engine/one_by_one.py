@@ -71,18 +71,14 @@ def jumps(params: SamplingParams, *, on_v2: bool) -> bool:
     return not decoded_token_by_token and (on_v2 or not decoded_on_v1)
 
 
-def refuses(
-    params: SamplingParams, output: Sequence[int], forced: Sequence[int], text_of: Sequence[bytes]
-) -> bool:
+def refuses(params: SamplingParams, output: Sequence[int], forced: Sequence[int]) -> bool:
     """Whether it promises that these forced tokens are left to the model."""
     for number in range(len(forced)):
         so_far = [*output, *forced[: number + 1]]
         if any(so_far[-len(word) :] == word for word in params.bad_words_token_ids or ()):
             return True
-    text = b"".join(text_of[token] for token in forced)
-    biased = {text_of[token] for token in params.logit_bias or ()}
-    allowed = params.allowed_token_ids or forced
-    return any(piece and piece in text for piece in biased) or not set(forced) <= set(allowed)
+    biased, allowed = params.logit_bias or (), params.allowed_token_ids or forced
+    return any(token in biased or token not in allowed for token in forced)
 
 
 @contextmanager
@@ -137,5 +133,5 @@ def _narrow(request: Request, oracle: ForcedOracle) -> None:
         stops = params.all_stop_token_ids
         assert prompt is not None
         forced = oracle.forced(narrowed.inner.ctx, stops, prompt, output)
-        if not refuses(params, output, forced, oracle.text_of):
+        if not refuses(params, output, forced):
             narrowed.forced.extend(forced)

@@ -209,7 +209,7 @@ def test_jumps_end_where_decoding_one_by_one_ends_and_take_fewer_passes(engine, 
     rows, wanted_rows = output.prompt_logprobs, wanted.prompt_logprobs  # the last case's
     for token, row, other in list(zip(output.prompt_token_ids, rows, wanted_rows, strict=True))[1:]:
         assert row[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
-    assert counters(engine).errors == 0 and len(engine.scheduler.parts.jump.unsent) == 0
+    assert counters(engine).errors == 0 and len(engine.scheduler.parts.jump.openings) == 0
     engine.check_nothing_is_left()
 
 

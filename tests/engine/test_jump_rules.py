@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessor
 
 from sgl_vllm.jump import processors
-from sgl_vllm.jump.part import Limits, least_run, may_jump, may_open
+from sgl_vllm.jump.part import Limits, may_jump, may_open
 from sgl_vllm.jump.processors import leaves_argmax_alone, why_no_jumps
 from sgl_vllm.jump.short_runs import ShortRuns
 from tests.engine.engine import Ask, Engine, words
@@ -63,11 +63,6 @@ def test_what_a_request_asks_for_decides_whether_it_jumps(options, limits, jumps
     one = request(**options)
     assert may_jump(one, Limits(**limits)) is jumps
     assert (jumps and may_open(one, Limits(**limits))) is opens
-
-
-def test_a_run_must_be_longer_than_what_it_costs():
-    assert least_run(has_step_in_flight=False) == 1
-    assert least_run(has_step_in_flight=True) == 3
 
 
 # -- runs too short for a jump beside a step in flight: decoded, in canonical tokens ---------------
