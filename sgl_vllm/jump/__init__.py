@@ -12,5 +12,4 @@ forced_logprobs.py  log-probabilities of forced tokens
 report.py           which part of an output was forced
 records.py          how long records of requests are kept
 part.py             when jump-forward is off, in an engine or for a request
-processors.py       custom logits processors beside which requests may jump
 """

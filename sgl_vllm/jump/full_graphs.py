@@ -147,62 +147,15 @@ class FullGraphs:
         self._options = options
         self._guard = _guard()
         self._capture_failed = False
-        self._states: tuple[BatchReqState, BatchReqState] | None = None
-        """What this pass chooses its graph by, and what it computes."""
-        self._install(runner)
+        self._whole: BatchReqState | None = None
+        """What this pass computes, if it chooses its graph as if it had no prefill."""
+        wrap(runner, "initialize_kv_cache")(self._initialize)
+        wrap(runner, "gather_batch_req_state")(self._gather)
+        wrap(runner, "prepare_inputs")(self._prepare_inputs)
 
-    def _install(self, runner: RunnerV2) -> None:
-        def initialize(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-            original(*args, **kwargs)
-            self._guard.run(self._add_graphs)
-
-        def gather(
-            original: Callable[..., tuple[BatchReqState | None, int | None]],
-            scheduler_output: SchedulerOutput,
-            dummy_run: bool,
-        ) -> tuple[BatchReqState | None, int | None]:
-            state, uniform = original(scheduler_output, dummy_run)
-            self._states = None
-            if state is not None and state.has_prefill and self.outlook.num_graphs:
-                self._guard.run(self._count_as_decode, state)
-            return self._states[0] if self._states is not None else state, uniform
-
-        def prepare_inputs(
-            original: Callable[..., InputBatch],
-            scheduler_output: SchedulerOutput,
-            batch_req_state: BatchReqState,
-            batch_desc: BatchExecutionDescriptor,
-            num_active_loras: int,
-        ) -> InputBatch:
-            is_ours = batch_desc.max_query_len is not None
-            if self._states is not None and batch_req_state is self._states[0]:
-                batch_req_state = self._states[1]
-                if is_ours:
-                    none = np.zeros_like(batch_req_state.is_prefilling_np)
-                    batch_req_state = batch_req_state._replace(is_prefilling_np=none)
-            batch = original(scheduler_output, batch_req_state, batch_desc, num_active_loras)
-            if is_ours:  # attention is prepared as at the capture: no prefill, the same longest row
-                batch.max_query_len = batch_desc.max_query_len
-            return batch
-
-        wrap(runner, "initialize_kv_cache")(initialize)
-        wrap(runner, "gather_batch_req_state")(gather)
-        wrap(runner, "prepare_inputs")(prepare_inputs)
-
-    def _count_as_decode(self, state: BatchReqState) -> None:
-        """If all rows of a prefill are short and after a prompt, where forced tokens are.
-
-        The choice of the graph then sees a batch without a prefill. Everything else sees one:
-        forced tokens are read from the request's row, as those of a prompt.
-        """
-        if state.num_scheduled_tokens.max() > self._options.jump_graph_tokens:
-            return
-        prompt_lens = self._runner.req_states.prompt_len.np[state.idx_mapping_np]
-        may = ~state.is_prefilling_np | (state.num_computed_prefill_tokens_np >= prompt_lens)
-        if state.prefill_runs_as_decode_np is not None:  # vLLM's: the last token of a prompt
-            may |= state.prefill_runs_as_decode_np
-        if may.all():
-            self._states = state._replace(has_prefill=False), state
+    def _initialize(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        self._guard.run(self._add_graphs)
 
     def _add_graphs(self) -> None:
         """To those that the runner's new manager of graphs will capture."""
@@ -216,12 +169,11 @@ class FullGraphs:
         reason = why_not_with(runner.attn_groups, config, options, manager.cudagraph_mode)
         if type(runner.model_state) is not DefaultModelState:
             reason = f"{type(runner.model_state).__name__} may treat forced tokens as a prefill"
-        if reason is not None:
-            self.outlook = GraphsOutlook(reason=reason)
-            return
-        num_graphs = add_graphs(manager, sizes_of(config, options), options.jump_graph_tokens)
-        self.outlook = GraphsOutlook(num_graphs)
-        self._watch_capture(manager)
+        self.outlook = GraphsOutlook(reason=reason)
+        if reason is None:
+            num_graphs = add_graphs(manager, sizes_of(config, options), options.jump_graph_tokens)
+            self.outlook = GraphsOutlook(num_graphs)
+            self._watch_capture(manager)
 
     def _watch_capture(self, manager: CudaGraphManager) -> None:
         """Without these graphs, vLLM captures its own after an error."""
@@ -231,15 +183,57 @@ class FullGraphs:
                 original(*args, **kwargs)
                 return
             except Exception:
-                if not self.outlook.num_graphs:
-                    raise
                 self._guard.record("all passes, at their capture")
             self.outlook, self._capture_failed = FAILED, True
-            remove_graphs(manager)
+            for graphs in (*manager._capture_descs.values(), *manager._candidates.values()):
+                graphs[:] = [graph for graph in graphs if graph.max_query_len is None]
             manager.graphs.clear()
             original(*args, **kwargs)
 
         wrap(manager, "capture")(capture)
+
+    def _gather(
+        self,
+        original: Callable[..., tuple[BatchReqState | None, int | None]],
+        scheduler_output: SchedulerOutput,
+        dummy_run: bool,
+    ) -> tuple[BatchReqState | None, int | None]:
+        """The choice of the graph sees a batch without a prefill if all rows of the prefill are
+        like decoding ones. Everything else sees one: forced tokens are read from the request's row,
+        as those of a prompt."""
+        state, uniform = original(scheduler_output, dummy_run)
+        self._whole = None
+        if state is None or not state.has_prefill or not self.outlook.num_graphs:
+            return state, uniform
+        if self._guard.run(self._is_like_decoding, state):
+            self._whole, state = state, state._replace(has_prefill=False)
+        return state, uniform
+
+    def _is_like_decoding(self, state: BatchReqState) -> bool:
+        """Whether all rows are short and after a prompt, where forced tokens are."""
+        prompt_lens = self._runner.req_states.prompt_len.np[state.idx_mapping_np]
+        may = ~state.is_prefilling_np | (state.num_computed_prefill_tokens_np >= prompt_lens)
+        if state.prefill_runs_as_decode_np is not None:  # vLLM's: the last token of a prompt
+            may |= state.prefill_runs_as_decode_np
+        is_short = state.num_scheduled_tokens <= self._options.jump_graph_tokens
+        return bool((may & is_short).all())
+
+    def _prepare_inputs(
+        self,
+        original: Callable[..., InputBatch],
+        scheduler_output: SchedulerOutput,
+        state: BatchReqState,
+        graph: BatchExecutionDescriptor,
+        num_active_loras: int,
+    ) -> InputBatch:
+        state, self._whole = self._whole or state, None
+        if graph.max_query_len is None:
+            return original(scheduler_output, state, graph, num_active_loras)
+        # Attention is prepared as at the capture: no prefill, the same longest row.
+        state = state._replace(is_prefilling_np=np.zeros_like(state.is_prefilling_np))
+        batch = original(scheduler_output, state, graph, num_active_loras)
+        batch.max_query_len = graph.max_query_len
+        return batch
 
 
 def add_graphs(manager: CudaGraphManager, sizes: Sequence[int], max_query_len: int) -> int:
@@ -265,9 +259,3 @@ def add_graphs(manager: CudaGraphManager, sizes: Sequence[int], max_query_len: i
                 chosen_by.insert(sum(one.cg_mode == full for one in chosen_by), graph)
     captured.sort(key=lambda graph: -graph.num_tokens)  # smaller ones use the memory of larger ones
     return len(captured) - num_before
-
-
-def remove_graphs(manager: CudaGraphManager) -> None:
-    """Let a manager neither capture nor choose the graphs of `add_graphs`."""
-    for graphs in (*manager._capture_descs.values(), *manager._candidates.values()):
-        graphs[:] = [graph for graph in graphs if graph.max_query_len is None]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from sgl_vllm.fsm.vllm.part import why_no_backend
-from sgl_vllm.jump.processors import custom_processors, why_no_jumps
 from sgl_vllm.part import EngineView, Part, returns_routed_experts
 from sgl_vllm.speculation import refusal
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
@@ -29,8 +29,8 @@ def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
         return reason
     if (reason := refusal(vllm_config)) is not None:
         return reason
-    if reason := why_no_jumps(model_config):
-        return reason
+    if processors := _custom_processors(model_config):
+        return f"the logits processor {processors[0]} may change or count tokens"
     if model_config.is_encoder_decoder:
         return "the model has an encoder beside its decoder"
     if model_config.return_sampling_mask:
@@ -46,6 +46,13 @@ def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
             "(self_check=on tries it here)"
         )
     return None
+
+
+def _custom_processors(model_config: ModelConfig) -> list[str]:
+    """Those of the engine's arguments and of installed packages. vLLM's own are not custom."""
+    given = model_config.logits_processors or ()
+    names = [one if isinstance(one, str) else one.__qualname__ for one in given]
+    return names + [one.value for one in entry_points(group="vllm.logits_processors")]
 
 
 def _unsupported(engine: EngineView) -> str | None:
@@ -66,13 +73,11 @@ class Limits:
         draws_by_position: whether the random numbers of a request with a seed depend on positions
             alone, as on the V2 runner. On the V1 runner each sampled token advances a generator,
             and forced tokens do not.
-        greedy_only: whether there are custom logits processors (`processors.py`).
     """
 
     has_logprobs: bool = True
     drops_after_stop: bool = True
     draws_by_position: bool = True
-    greedy_only: bool = False
 
 
 def limits_of(scheduler: Scheduler) -> Limits:
@@ -82,7 +87,6 @@ def limits_of(scheduler: Scheduler) -> Limits:
         has_logprobs=model_config.logprobs_mode in ("raw_logprobs", "processed_logprobs"),
         drops_after_stop=hasattr(OutputProcessor, "_trim_surplus_tokens"),
         draws_by_position=scheduler.use_v2_model_runner,
-        greedy_only=bool(custom_processors(model_config)),
     )
 
 
@@ -94,7 +98,6 @@ def may_jump(request: Request, limits: Limits) -> bool:
     params = request.sampling_params
     if params is None or not request.use_structured_output:
         return False
-    is_sampled = params.temperature > 0
     return not (
         request.resumable
         or request.prompt_token_ids is None
@@ -102,8 +105,7 @@ def may_jump(request: Request, limits: Limits) -> bool:
         or (request.mm_features and _has_embeds(request))
         or (params.num_logprobs is not None and not limits.has_logprobs)
         or (params.stop and not limits.drops_after_stop)
-        or (is_sampled and limits.greedy_only)
-        or (is_sampled and params.seed is not None and not limits.draws_by_position)
+        or (params.temperature > 0 and params.seed is not None and not limits.draws_by_position)
     )
 
 

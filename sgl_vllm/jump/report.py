@@ -47,28 +47,27 @@ class Record:
 
     Attributes:
         runs: half-open intervals of output tokens, in order.
-        ends: for each token counted so far, where its text ends, in bytes of the output.
+        ends: where the text of each token counted so far ends, in bytes of the output, after a 0.
     """
 
     request: Request
     runs: list[tuple[int, int]] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [0])
 
-    def count(self, token_bytes: Sequence[bytes], hidden_last: bool) -> None:
-        """Count the new tokens. With `hidden_last`, the last of them is not part of the text."""
-        end = self.ends[-1] if self.ends else 0
-        new = self.request.output_token_ids[len(self.ends) :]
-        for token in new:
-            end += len(token_bytes[token]) if token < len(token_bytes) else 0
-            self.ends.append(end)
-        if new and hidden_last:
-            self.ends[-1] = self.ends[-2] if len(self.ends) > 1 else 0
+    def report(self, token_bytes: Sequence[bytes], *, hides_last: bool) -> ForcedReport:
+        """The report so far. Where a stop string cuts the text, `forced_bytes` may go beyond it.
 
-    def report(self) -> ForcedReport:
-        """The report so far. Where a stop string cuts the text, `forced_bytes` may go beyond it."""
-        intervals = [[self.ends[a - 1] if a else 0, self.ends[b - 1]] for a, b in self.runs]
+        Args:
+            hides_last: whether the last token is not part of the text.
+        """
+        ends = self.ends
+        for token in self.request.output_token_ids[len(ends) - 1 :]:
+            ends.append(ends[-1] + (len(token_bytes[token]) if token < len(token_bytes) else 0))
+        if hides_last:
+            ends[-1] = ends[-2:][0]
+        intervals = [[ends[start], ends[end]] for start, end in self.runs]
         return ForcedReport(
-            forced_tokens=sum(b - a for a, b in self.runs),
+            forced_tokens=sum(end - start for start, end in self.runs),
             forced_bytes=[[start, end] for start, end in intervals if start < end],
         )
 
@@ -122,8 +121,8 @@ class ForcedReports(StepHooks):
         shows_stop = params is not None and params.include_stop_str_in_output
         ended_by_token = finish_reason == FinishReason.STOP
         try:
-            record.count(self._token_bytes(), ended_by_token and not shows_stop)
-            report = record.report()
+            hides_last = ended_by_token and not shows_stop
+            report = record.report(self._token_bytes(), hides_last=hides_last)
             if self._explain is not None:
                 report["cache"] = self._explain(record.request.request_id)
             return {REPORT: report}

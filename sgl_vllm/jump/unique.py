@@ -17,10 +17,7 @@ from sgl_vllm.fsm.vllm.forced_tokens import live_grammar
 
 
 class UniqueTokens:
-    """Takes tokens from grammars while exactly one is legal.
-
-    A call fills one bitmask, and one more for each token that it takes.
-    """
+    """Takes tokens from grammars while exactly one is legal: one bitmask for each, and one more."""
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager

@@ -1,7 +1,4 @@
-"""Which requests may jump, on which engines, and which forced runs are worth a jump.
-
-Only the last tests need an engine.
-"""
+"""Which requests may jump, and on which engines. None of these tests needs an engine."""
 
 from __future__ import annotations
 
@@ -10,21 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.request import Request
-from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessor
+from vllm.v1.sample.logits_processor import MinPLogitsProcessor
 
-from sgl_vllm.jump import processors
-from sgl_vllm.jump.part import Limits, may_jump, may_open
-from sgl_vllm.jump.processors import leaves_argmax_alone, why_no_jumps
+from sgl_vllm.config import Options
+from sgl_vllm.jump import part
+from sgl_vllm.jump.part import Limits, may_jump, may_open, why_unsupported
 from sgl_vllm.jump.short_runs import ShortRuns
-from tests.engine.engine import Ask, Engine, words
-from tests.engine.test_jump_forward import CARD
-from tests.platforms.platform import chosen
+from tests.engine.engine import MODEL
 
 
 def request(name: str = "one", features: Any = None, **options: Any) -> Request:
@@ -92,109 +87,13 @@ def test_only_the_next_token_of_a_run_is_legal_if_it_was() -> None:
 # -- logits processors -----------------------------------------------------------------------------
 
 
-class Processor(LogitsProcessor):
-    """Does nothing. vLLM constructs it with its configuration, a device and a flag."""
-
-    def __init__(self, *arguments: object) -> None:
-        pass
-
-    def update_state(self, batch_update: object) -> None:
-        pass
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-
-class Flattens(Processor):
-    """Makes every sampled token equally likely among the legal ones, and no greedy one."""
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        return torch.where(logits.isfinite(), 0.0, logits)
-
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-
-class ByInstance(Processor):
-    invariant = True
-
-    def is_argmax_invariant(self) -> bool:
-        return self.invariant
-
-
-class Config:
-    """All that is read of vLLM's model configuration."""
-
-    def __init__(self, *processors: object) -> None:
-        self.logits_processors = list(processors)
-
-
-def test_only_a_declaration_that_holds_for_every_instance_counts():
-    # A class without the method, as on the V2 runner, declares nothing.
-    kinds = [Processor, Flattens, ByInstance, object, *BUILTIN_LOGITS_PROCESSORS]
-    leaving = {"Flattens", "MinPLogitsProcessor"}
-    assert {one.__name__ for one in kinds if leaves_argmax_alone(one)} == leaving
-
-
-@pytest.mark.parametrize(
-    ("processors", "says"),
-    [
-        ((), None),
-        ((Flattens, f"{__name__}:Flattens"), None),
-        ((Flattens, f"{__name__}:Processor", ByInstance), "processor Processor does not declare"),
-        (("no.such.module:Thing",), "no.such.module:Thing cannot be loaded"),
-    ],
-)
-def test_the_reason_names_the_first_processor_that_stands_in_the_way(processors, says):
-    reason = why_no_jumps(Config(*processors))
-    assert reason is None if says is None else says in str(reason)
-
-
-def test_processors_of_installed_packages_count(monkeypatch):
-    entry = EntryPoint("mine", f"{__name__}:ByInstance", processors.GROUP)
-    monkeypatch.setattr(processors, "entry_points", lambda *, group: [entry])
-    assert "ByInstance" in str(why_no_jumps(Config()))
-
-
-def of_this_runner(config: pytest.Config, processor: type[Processor]) -> type:
-    """The same for the V2 runner, whose interface differs."""
-    if not chosen(config).uses_v2_runner:
-        return processor
-    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2Processor
-
-    class OnV2(V2Processor):
-        is_argmax_invariant = processor.is_argmax_invariant
-
-        def apply(self, logits: torch.Tensor, ctx: object) -> torch.Tensor:
-            return logits
-
-    OnV2.__qualname__ = processor.__qualname__
-    return OnV2
-
-
-def cards(**options: Any) -> list[Ask]:
-    params = SamplingParams(**{"temperature": 0, "max_tokens": 80, **options})
-    params.structured_outputs = StructuredOutputsParams(regex=CARD)
-    return [Ask(words(length, seed=length), params) for length in (5, 60)]
-
-
-def test_greedy_requests_jump_beside_a_processor_that_leaves_the_argmax_alone(start, request):
-    want = start({}).tokens(cards())
-    processor = of_this_runner(request.config, Flattens)
-    engine: Engine = start({}, logits_processors=[processor])
-    assert engine.tokens(cards()) == want
-    jumps = engine.scheduler.sgl_vllm.stats().jump_forward
-    assert jumps.forced_tokens > 20
-    engine.run(cards(temperature=1.0))  # its random numbers would be the same, its output not
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens == jumps.forced_tokens
-
-
-def test_nothing_jumps_beside_one_that_may_change_it(start, request):
-    engine: Engine = start({}, logits_processors=[of_this_runner(request.config, Processor)])
-    state = engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
-    assert "Processor" in state and "does not declare" in state
-    engine.run(cards())
-    assert engine.scheduler.sgl_vllm.stats().jump_forward is None
+def test_nothing_jumps_beside_custom_logits_processors(monkeypatch):
+    config = AsyncEngineArgs(model=MODEL, max_model_len=256).create_engine_config()
+    assert why_unsupported(config, Options()) is None
+    for given in ("a.module:Processor", MinPLogitsProcessor):
+        monkeypatch.setattr(config.model_config, "logits_processors", [given])
+        assert "Processor may change" in str(why_unsupported(config, Options()))
+    monkeypatch.undo()
+    of_a_package = EntryPoint("mine", "a.package:Processor", "vllm.logits_processors")
+    monkeypatch.setattr(part, "entry_points", lambda *, group: [of_a_package])
+    assert "a.package:Processor" in str(why_unsupported(config, Options()))
