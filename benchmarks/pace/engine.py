@@ -42,7 +42,6 @@ _JUMP_HOOKS = (
     StepHooks.before_schedule,
     StepHooks.while_scheduling,
     StepHooks.after_schedule,
-    StepHooks.narrow,
     StepHooks.before_update,
     StepHooks.after_update,
 )

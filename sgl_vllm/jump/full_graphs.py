@@ -222,17 +222,17 @@ class FullGraphs:
         self,
         original: Callable[..., InputBatch],
         scheduler_output: SchedulerOutput,
-        state: BatchReqState,
-        graph: BatchExecutionDescriptor,
+        batch_req_state: BatchReqState,
+        batch_desc: BatchExecutionDescriptor,
         num_active_loras: int,
     ) -> InputBatch:
-        state, self._whole = self._whole or state, None
-        if graph.max_query_len is None:
-            return original(scheduler_output, state, graph, num_active_loras)
+        state, self._whole = self._whole or batch_req_state, None
+        if batch_desc.max_query_len is None:
+            return original(scheduler_output, state, batch_desc, num_active_loras)
         # Attention is prepared as at the capture: no prefill, the same longest row.
         state = state._replace(is_prefilling_np=np.zeros_like(state.is_prefilling_np))
-        batch = original(scheduler_output, state, graph, num_active_loras)
-        batch.max_query_len = graph.max_query_len
+        batch = original(scheduler_output, state, batch_desc, num_active_loras)
+        batch.max_query_len = batch_desc.max_query_len
         return batch
 
 

@@ -154,8 +154,8 @@ class Driver:
         if now - self._begun > ALL_S:
             raise RunFailed(f"the whole check takes more than {ALL_S:g} s")
 
-    def forced(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
-        """Tokens [start, end) of the output of `request` are forced."""
+    def jumped(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the output of `request` were forced."""
         self._forced.setdefault(request.request_id, []).extend(range(start, end))
 
     @contextlib.contextmanager
