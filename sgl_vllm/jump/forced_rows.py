@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import UNKNOWN, install, is_known
+from sgl_vllm.vllm_api.runners import UNKNOWN, is_v1, is_v2
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -61,60 +61,55 @@ def use_in_worker(worker: Worker) -> str | None:
     Returns:
         Why it cannot; None if it can.
     """
-    if not is_known(worker.model_runner):
+    runner = worker.model_runner
+    if is_v2(runner):
+        _use_in_v2(runner)
+    elif is_v1(runner):
+        _use_in_v1(runner, runner.input_batch)
+    else:
         return UNKNOWN
-    install(_Rows(), worker.model_runner)
     return None
 
 
-class _Rows:
-    """Writes forced tokens to the rows of a runner's batch."""
+def _use_in_v1(runner: RunnerV1, batch: InputBatch) -> None:
+    """Before the step's changes, because the runner passes them on to logits processors, which look
+    at how many tokens there are. A request that enters the batch gets its tokens then."""
+    rows: Mapping[str, ForcedRow] = {}
 
-    def __init__(self) -> None:
-        self._rows: Mapping[str, ForcedRow] = {}
+    def update(
+        original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
+    ) -> object:
+        nonlocal rows
+        rows = rows_of(scheduler_output)
+        for request_id, row in rows.items():
+            if request_id in runner.input_batch.req_id_to_index:
+                _write_in_v1(runner, request_id, row)
+        return original(scheduler_output)
 
-    def install_in_v1(self, runner: RunnerV1) -> None:
-        """Before the step's changes, because the runner passes them on to logits processors, which
-        look at how many tokens there are. A request that enters the batch gets its tokens then."""
+    def enter(
+        original: Callable[[CachedRequestState], object], request: CachedRequestState
+    ) -> object:
+        if (row := rows.get(request.req_id)) is not None:
+            _write_output(request, row)
+        return original(request)
 
-        def update(
-            original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
-        ) -> object:
-            self._rows = rows_of(scheduler_output)
-            for request_id, row in self._rows.items():
-                if request_id in runner.input_batch.req_id_to_index:
-                    _write_in_v1(runner, request_id, row)
-            return original(scheduler_output)
+    wrap(runner, "_update_states")(update)
+    wrap(batch, "add_request")(enter)
 
-        wrap(runner, "_update_states")(update)
-        self._install_in_batch(runner.input_batch)
 
-    def _install_in_batch(self, batch: InputBatch) -> None:
-        def enter(
-            original: Callable[[CachedRequestState], object], request: CachedRequestState
-        ) -> object:
-            row = self._rows.get(request.req_id)
-            if row is not None:
-                _write_output(request, row)
-            return original(request)
+def _use_in_v2(runner: RunnerV2) -> None:
+    def add(original: Callable[[SchedulerOutput], None], scheduler_output: SchedulerOutput) -> None:
+        rows = rows_of(scheduler_output)
+        for request_id, row in rows.items():
+            _write_in_v2(runner, request_id, row)
+        # Staged writes are applied once a step, because their buffers rotate. vLLM applies them if
+        # there are new requests.
+        if rows and not scheduler_output.scheduled_new_reqs:
+            runner.req_states.apply_staged_writes()
+            runner.model_state.apply_staged_writes()
+        original(scheduler_output)
 
-        wrap(batch, "add_request")(enter)
-
-    def install_in_v2(self, runner: RunnerV2) -> None:
-        def add(
-            original: Callable[[SchedulerOutput], None], scheduler_output: SchedulerOutput
-        ) -> None:
-            rows = rows_of(scheduler_output)
-            for request_id, row in rows.items():
-                _write_in_v2(runner, request_id, row)
-            # Staged writes are applied once a step, because their buffers rotate. vLLM applies them
-            # if there are new requests.
-            if rows and not scheduler_output.scheduled_new_reqs:
-                runner.req_states.apply_staged_writes()
-                runner.model_state.apply_staged_writes()
-            original(scheduler_output)
-
-        wrap(runner, "add_requests")(add)
+    wrap(runner, "add_requests")(add)
 
 
 def _write_in_v1(runner: RunnerV1, request_id: str, row: ForcedRow) -> None:
