@@ -20,9 +20,9 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol  # Any: counters
+from typing import Any  # Any: counters
 from weakref import WeakSet
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -41,13 +41,6 @@ from sgl_vllm.jump.openings import Openings
 from sgl_vllm.step_hooks import StepHooks
 
 
-class JumpListener(Protocol):
-    """Something that records jumps."""
-
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output of `request` were forced."""
-
-
 class JumpForward(StepHooks):
     """Jumps the requests of one scheduler.
 
@@ -57,10 +50,12 @@ class JumpForward(StepHooks):
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
+        listeners: called at each jump with the request, and the half-open interval of its output
+            tokens that were forced.
     """
 
     def __init__(
-        self, scheduler: Scheduler, mode: str, listeners: Iterable[JumpListener] = ()
+        self, scheduler: Scheduler, mode: str, *listeners: Callable[[Request, int, int], object]
     ) -> None:
         config = scheduler.vllm_config
         self._scheduler = scheduler
@@ -308,7 +303,7 @@ class JumpForward(StepHooks):
         self.counters.jumps += 1
         self.counters.forced_tokens += end - start
         for listener in self.listeners:
-            listener.jumped(request, start, end)
+            listener(request, start, end)
 
     def _end(self, request: Request, output: EngineCoreOutput, is_running: bool) -> None:
         """Free a request that has ended by forced tokens, which no pass will compute. What a KV

@@ -17,7 +17,7 @@ from sgl_vllm.approximate.reuse import ApproximateReuse
 from sgl_vllm.fsm.vllm import part as fsm
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.jump import part as jump
-from sgl_vllm.jump.jump import JumpForward, JumpListener
+from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
 from sgl_vllm.programs.programs import Programs
@@ -266,8 +266,7 @@ def _build_jump(parts: Parts) -> None:
 
     explain = parts.radix.misses.of_request if parts.radix is not None else None
     parts.reports = ForcedReports(token_bytes, explain)
-    listeners: list[JumpListener] = [parts.reports]
-    parts.jump = JumpForward(scheduler, engine.options.jump_mode, listeners)
+    parts.jump = JumpForward(scheduler, engine.options.jump_mode, parts.reports.jumped)
 
 
 def _build_approximate(parts: Parts) -> ApproximateReuse:

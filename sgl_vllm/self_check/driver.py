@@ -60,7 +60,7 @@ ALL_S = 300.0
 
 class Driver:
     """Runs canaries on an engine core that serves nothing else meanwhile. Records which tokens are
-    forced, as a `JumpListener`.
+    forced.
 
     Attributes:
         table: of the tokenizer; None if the engine has none. Then there are no structured canaries.
@@ -162,12 +162,12 @@ class Driver:
     def recording_jumps(self) -> Iterator[None]:
         """While inside, answers have their forced tokens."""
         if (jump := self._parts.jump) is not None:
-            jump.listeners.append(self)
+            jump.listeners.append(self.jumped)
         try:
             yield
         finally:
             if jump is not None:
-                jump.listeners.remove(self)
+                jump.listeners.remove(self.jumped)
 
     # -- conditions of a run ----------------------------------------------------------------------
 

@@ -168,7 +168,6 @@ BATCHES = {
     "a jump": ([DECODE] * 15 + [jump(6)], "PIECEWISE 24", "FULL 24"),
     "jumps": ([jump(k) for k in (3, 12, 5, 5, 6, 4, 7, 9)] * 2, "PIECEWISE 104", "FULL 104"),
     "many": ([DECODE] * 200 + [jump(8)] * 3, "PIECEWISE 224", "FULL 224"),
-    "the last part of a long jump": ([DECODE] * 3 + [jump(9)], "PIECEWISE 16", "FULL 16"),
     "a part of a long jump": ([DECODE, jump(16, num_left=30)], "PIECEWISE 24", "FULL 24"),
     "a row that is too long": ([DECODE] * 15 + [jump(17)], "PIECEWISE 32", "PIECEWISE 32"),
     "a pass that is too long": ([jump(16)] * 17, "PIECEWISE 272", "PIECEWISE 272"),
