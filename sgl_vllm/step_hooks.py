@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any  # Any: counters of any part
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
@@ -68,6 +68,9 @@ class StepHooks:
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes, with recurrent layers."""
         return num_new_tokens
+
+    def narrow(self, masks: GrammarOutput) -> None:
+        """A pass is about to sample within these masks."""
 
     def cut_accepted(self, request: Request, tokens: list[int], *, is_stale: bool) -> None:
         """vLLM is about to append `tokens`, which a pass has sampled or accepted."""

@@ -42,6 +42,7 @@ _JUMP_HOOKS = (
     StepHooks.before_schedule,
     StepHooks.while_scheduling,
     StepHooks.after_schedule,
+    StepHooks.narrow,
     StepHooks.before_update,
     StepHooks.after_update,
 )

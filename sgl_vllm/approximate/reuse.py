@@ -36,11 +36,11 @@ from sgl_vllm.approximate.part import why_exact
 from sgl_vllm.approximate.plan import Chunk, Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.counters import counter
+from sgl_vllm.jump.records import follow
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
-from sgl_vllm.records import follow
 from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.vllm_api.patching import wrap
 

@@ -2,6 +2,7 @@
 
 jump.py             appends forced tokens after each step
 openings.py         forced text at the start: when it is sent, and what a KV connector sees
+short_runs.py       forced runs that are decoded instead
 forced_rows.py      gives the model runner the forced tokens of a step
 full_graphs.py      full CUDA graphs for passes with jumps
 forced_source.py    asks for forced tokens, and contains errors
@@ -9,5 +10,6 @@ refused.py          forced tokens that a request's sampling parameters would cha
 unique.py           forced tokens by a grammar's bitmask alone (jump_mode=exact)
 forced_logprobs.py  log-probabilities of forced tokens
 report.py           which part of an output was forced
+records.py          how long records of requests are kept
 part.py             when jump-forward is off, in an engine or for a request
 """

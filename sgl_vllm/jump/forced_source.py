@@ -20,7 +20,7 @@ from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.counters import JumpCounters
-from sgl_vllm.jump.part import shows_end
+from sgl_vllm.jump.part import LEAST_RUN, shows_end
 from sgl_vllm.jump.refused import refuses
 from sgl_vllm.jump.unique import UniqueTokens
 from sgl_vllm.protocol.quoting import quoted
@@ -64,7 +64,7 @@ class ForcedSource:
         text, if that is shown (`shows_end`)."""
         return self._ask(request, self._take) or []
 
-    def take_back(self, request: Request, num_tokens: int = 1) -> bool:
+    def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""
         return bool(self._ask(request, lambda one: _roll_back(one, num_tokens)))
 
@@ -110,11 +110,12 @@ class ForcedSource:
         if forced and refuses(request, forced):
             _roll_back(request, len(forced))
             forced = []
-        if forced and shows_end(params) and live_grammar(self._manager, request) is None:
+        ends = bool(forced) and live_grammar(self._manager, request) is None
+        if ends and shows_end(params):
             _roll_back(request, 1)
-            forced = forced[:-1]
+            forced, ends = forced[:-1], False
         if forecast is not None:
-            forecast.learn(bool(forced))
+            forecast.learn(ends or len(forced) >= LEAST_RUN)
         return forced
 
     def _num_canonical(self, request: Request, tokens: list[int]) -> int:

@@ -20,12 +20,12 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any  # Any: counters
+from typing import Any, Protocol  # Any: counters
 from weakref import WeakSet
 
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
@@ -38,15 +38,24 @@ from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.jump.forced_rows import ForcedRow
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.openings import Openings
+from sgl_vllm.jump.short_runs import ShortRuns
 from sgl_vllm.step_hooks import StepHooks
+
+
+class JumpListener(Protocol):
+    """Something that records forced text."""
+
+    def __call__(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
+        """Tokens [start, end) of the output of `request` are forced. Unless this is a jump, they
+        will be decoded, if the request does not end before."""
 
 
 class JumpForward(StepHooks):
     """Jumps the requests of one scheduler.
 
-    After every step, the output of a request whose grammar forces tokens ends with all of them.
-    After an unexpected error its request decodes token by token, or ends with an error if tokens
-    were already taken.
+    After every step, the output of a request whose grammar forces tokens ends with all of them,
+    or the request decodes them (`short_runs.py`). After an unexpected error its request decodes
+    token by token, or ends with an error if tokens were already taken.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
@@ -54,9 +63,7 @@ class JumpForward(StepHooks):
             tokens that were forced.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, mode: str, *listeners: Callable[[Request, int, int], object]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, mode: str, *listeners: JumpListener) -> None:
         config = scheduler.vllm_config
         self._scheduler = scheduler
         self.listeners = [*listeners]
@@ -66,10 +73,11 @@ class JumpForward(StepHooks):
         manager = scheduler.structured_output_manager
         self._source = ForcedSource(manager, mode, self.counters, learns=self._may_hold)
         self.openings = Openings(scheduler)
+        self._short_runs = ShortRuns()
         self._not_sent: dict[Request, None] = {}
         """Requests with forced tokens that the model runner does not have yet."""
         self._is_canonical = mode == "canonical"
-        self._drafts_are_exact = mode == "exact" and config.speculative_config is not None
+        self._has_drafts = config.speculative_config is not None
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
         self._has_sampled = False
@@ -121,7 +129,7 @@ class JumpForward(StepHooks):
         for request in scheduler.running:
             if not request.num_output_placeholders or request.is_prefill_chunk:
                 return False  # it has no token in flight
-            if not part.may_jump(request, self._limits):
+            if request in self._short_runs or not part.may_jump(request, self._limits):
                 return False
             likelihood *= self._source.likelihood(request)
             if likelihood < part.WORTH_WAITING:
@@ -154,6 +162,9 @@ class JumpForward(StepHooks):
         if rows:
             forced_rows.send(output, rows)
         return ()
+
+    def narrow(self, masks: GrammarOutput) -> None:
+        self._short_runs.narrow(masks, self._scheduler.requests)
 
     # -- beside speculative decoding --------------------------------------------------------------
 
@@ -236,7 +247,7 @@ class JumpForward(StepHooks):
         A request that was preempted while its token was in flight computes all of them again.
         """
         is_running = request.status == RequestStatus.RUNNING
-        forced = self._take(request)
+        forced = [] if self._short_runs.has_next(request) else self._take(request)
         if not forced and request not in self._cut:
             return
         if is_running:
@@ -249,12 +260,21 @@ class JumpForward(StepHooks):
         self._not_sent[request] = None
 
     def _take(self, request: Request) -> list[int]:
-        """The forced tokens; none if there is only one, and the drafts in flight begin with it."""
+        """The forced tokens, if they end the request or a jump over them pays. Otherwise none, and
+        the request decodes them."""
         forced = self._source.take(request)
-        is_drafted = self._drafts_are_exact and request.num_in_flight_tokens and len(forced) == 1
-        if is_drafted and self._num_before_end(request, forced) and self._source.take_back(request):
-            return []
-        return forced
+        if (
+            not request.num_in_flight_tokens
+            or (self._is_canonical and self._has_drafts)  # which might spell the run otherwise
+            or len(forced) >= part.LEAST_RUN
+            or self._num_before_end(request, forced) < len(forced)
+        ):
+            return forced
+        is_back = bool(forced) and self._source.take_back(request, len(forced))
+        if is_back and not self._has_drafts:
+            self._short_runs.begin(request, forced)
+            self._tell(request, request.num_output_tokens, len(forced), is_jump=False)
+        return []
 
     def _drop_in_flight(self, request: Request) -> None:
         """Drop what forward passes in flight will sample for `request`; the KV that they compute
@@ -299,11 +319,14 @@ class JumpForward(StepHooks):
 
     def _count_jump(self, request: Request, start: int) -> None:
         """The output of `request` is forced from `start` on."""
-        end = request.num_output_tokens
+        num_forced = request.num_output_tokens - start
         self.counters.jumps += 1
-        self.counters.forced_tokens += end - start
+        self.counters.forced_tokens += num_forced
+        self._tell(request, start, num_forced, is_jump=True)
+
+    def _tell(self, request: Request, start: int, num_forced: int, *, is_jump: bool) -> None:
         for listener in self.listeners:
-            listener(request, start, end)
+            listener(request, start, start + num_forced, is_jump=is_jump)
 
     def _end(self, request: Request, output: EngineCoreOutput, is_running: bool) -> None:
         """Free a request that has ended by forced tokens, which no pass will compute. What a KV

@@ -23,9 +23,9 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
 from sgl_vllm.degrade import Guard
+from sgl_vllm.jump.records import follow
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import REPORT
-from sgl_vllm.records import follow
 from sgl_vllm.step_hooks import StepHooks
 
 logger = init_logger("vllm.sgl_vllm.report")
@@ -96,10 +96,10 @@ class ForcedReports(StepHooks):
         if params is not None and params.extra_args and params.extra_args.get(REPORT):
             self._records[request.request_id] = Record(request)
 
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output of `request` were forced."""
+    def forced(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
+        """Tokens [start, end) of the output of `request` are forced."""
         record = self._records.get(request.request_id)
-        if record is not None and start < end:
+        if record is not None and is_jump and start < end:
             record.runs.append((start, end))
 
     def follows_outputs(self) -> bool:

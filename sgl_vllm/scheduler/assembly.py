@@ -266,7 +266,7 @@ def _build_jump(parts: Parts) -> None:
 
     explain = parts.radix.misses.of_request if parts.radix is not None else None
     parts.reports = ForcedReports(token_bytes, explain)
-    parts.jump = JumpForward(scheduler, engine.options.jump_mode, parts.reports.jumped)
+    parts.jump = JumpForward(scheduler, engine.options.jump_mode, parts.reports.forced)
 
 
 def _build_approximate(parts: Parts) -> ApproximateReuse:

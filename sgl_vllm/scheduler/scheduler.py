@@ -12,7 +12,7 @@ Owns which moments of a step reach the parts. Does not own which parts there are
                              after it: what a KV connector loads; admitted requests are counted;
                              the runner gets forced tokens; segments are copied, and the
                              chunks between them get rows
-    get_grammar_bitmask      timed
+    get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
     update_from_output       before vLLM's own: loads are measured; after it: scored rows,
                              jumps (2), reports, refusals
     _update_request_with_output    accepted drafts are cut where forced text is spelled otherwise
@@ -127,6 +127,8 @@ class SglSchedulerMixin(Scheduler):
         started = time.monotonic()
         bitmasks = super().get_grammar_bitmask(scheduler_output)
         if bitmasks is not None:
+            for part in self.parts.that_have(StepHooks.narrow):
+                part.narrow(bitmasks)
             self._bitmasks.masked_steps += 1
             self._bitmasks.mask_s += time.monotonic() - started
         return bitmasks

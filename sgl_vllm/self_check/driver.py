@@ -154,20 +154,20 @@ class Driver:
         if now - self._begun > ALL_S:
             raise RunFailed(f"the whole check takes more than {ALL_S:g} s")
 
-    def jumped(self, request: Request, start: int, end: int) -> None:
-        """Tokens [start, end) of the output of `request` were forced."""
+    def forced(self, request: Request, start: int, end: int, *, is_jump: bool) -> None:
+        """Tokens [start, end) of the output of `request` are forced."""
         self._forced.setdefault(request.request_id, []).extend(range(start, end))
 
     @contextlib.contextmanager
     def recording_jumps(self) -> Iterator[None]:
         """While inside, answers have their forced tokens."""
         if (jump := self._parts.jump) is not None:
-            jump.listeners.append(self.jumped)
+            jump.listeners.append(self.forced)
         try:
             yield
         finally:
             if jump is not None:
-                jump.listeners.remove(self.jumped)
+                jump.listeners.remove(self.forced)
 
     # -- conditions of a run ----------------------------------------------------------------------
 

@@ -29,9 +29,9 @@ MOST_OF_STOCK = 1.25
 AT_MOST = {
     "decoding": {"passes": 128, "piecewise": 0},
     "chats": {"passes": 24, "piecewise": 3},
-    "json_schema": {"passes": 50, "piecewise": 16},
+    "json_schema": {"passes": 51, "piecewise": 15},
     "json_regex": {"passes": 34, "piecewise": 24},
-    "tool_calls": {"passes": 78, "piecewise": 43},
+    "tool_calls": {"passes": 81, "piecewise": 42},
 }
 """Of the plugin, for four programs at a time. Counts do not vary: lower them when they fall."""
 

@@ -44,7 +44,7 @@ def test_every_interval_is_where_its_tokens_are_in_the_text(steps, has_stop_stri
         start = len(request.output_token_ids)
         request.output_token_ids += tokens
         if is_forced:
-            reports.jumped(request, start, start + len(tokens))
+            reports.forced(request, start, start + len(tokens), is_jump=True)
             forced.append(text_of(tokens))
             num_forced += len(tokens)
         step = output(None)
@@ -63,7 +63,7 @@ def told(request: Any, finish: FinishReason) -> dict[str, Any]:
     reports = ForcedReports(lambda: PIECES)
     reports.expect(request)
     request.output_token_ids += [1, 2, 3]
-    reports.jumped(request, 1, 3)
+    reports.forced(request, 1, 3, is_jump=True)
     last = output(finish)
     reports.after_update([last], {})
     return last.kv_transfer_params[REPORT]

@@ -1,17 +1,15 @@
-"""Records of live requests, and the outputs that carry them to the client: how long one is kept.
+"""Records of live requests, and the outputs that carry them to the client.
 
-Does not own what a record contains (`jump/report.py`, `scheduler/refusals.py`). Imports no vLLM at
-run time.
+Owns how long a record is kept. Does not own its content (`report.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.request import Request
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.request import Request
 
 Record = TypeVar("Record")
 
