@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.arms import percentile
+from benchmarks.command import new_file, write_json
 from sgl_vllm.server_process import VllmServer
 from tools.attack import target
 from tools.attack.client import MAX_ANSWER_S, cut_bodies, problem, send_all
@@ -265,7 +264,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write all figures there")
     args = parser.parse_args()
     console = Console()
     with Progress(console=Console(stderr=True)) as progress:
@@ -289,9 +288,7 @@ def main() -> int:
         console.print(f"{phase}: {dict(statuses)}; TTFT p50 {p50:.0f}, p99 {p99:.0f} ms")
     for one in [one for one in figures.answered if one.error][:20]:
         console.print(f"{one.phase}, {one.kind}: {one.error}", markup=False)
-    if args.json:
-        written = {"checks": [asdict(check) for check in checks], **asdict(figures)}
-        args.json.write_text(json.dumps(written, indent=1) + "\n")
+    write_json(args.json, {"checks": [asdict(check) for check in checks], **asdict(figures)})
     return 0 if all(check.passed for check in checks) else 1
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import random
-import string
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any  # Any: JSON
 
+from tests.hostile_formats import FORMATS
+
 Json = dict[str, Any]
-Make = Callable[[random.Random], Json]
 
 NESTING = 100_000
 LONG = "x" * 100_000
 HALF_A_PAIR = "\ud800"
 """Half of a surrogate pair. JSON can carry it; UTF-8 cannot."""
-
 
 TEXTS = (
     *("", "x", "a b", "\0", "\n", "\x1b[31m", "é", "😀", "\u2028", HALF_A_PAIR, "\ud83d\ude00"),
@@ -105,170 +105,25 @@ def attack(kind: str, path: str, body: Any, **headers: str) -> Attack:
 
 
 def formats(rng: random.Random, count: int) -> Iterator[Attack]:
-    """Requests with `count` hostile formats, of every kind in turn."""
-    makers = list(_FORMATS.items())
+    """Requests with `count` hostile formats, of every kind in turn, each with other numbers."""
+    known = list(FORMATS.items())
     for number in range(count):
-        kind, make = makers[number % len(makers)]
-        yield attack(kind, "completions", completion(structured_outputs=make(rng)))
+        kind, (structured, _) = known[number % len(known)]
+        yield attack(kind, "completions", completion(structured_outputs=_varied(structured, rng)))
 
 
-def _regex_of_counts(rng: random.Random) -> Json:
-    text = rng.choice("ab.")
-    for _ in range(rng.randint(1, 4)):
-        low = rng.randint(0, 2000)
-        text = f"({text}){{{low},{low + rng.randint(0, 10 ** rng.randint(1, 9))}}}"
-    return {"regex": text}
+def _varied(structured: Json, rng: random.Random) -> Json:
+    """A format with other numbers, so that it is compiled anew: from half of each one up to it."""
 
+    def other(found: re.Match[str]) -> str:
+        number = int(found[0])
+        return str(rng.randint((number + 1) // 2, number))
 
-def _regex_nested(rng: random.Random) -> Json:
-    depth = rng.randint(10, 20_000)
-    closing = ")" * (depth if rng.random() < 0.7 else depth - 1)
-    return {"regex": "(" * depth + "a" + closing + rng.choice(["", "*", "{3}"])}
-
-
-def _schema_of_counts(rng: random.Random) -> Json:
-    schema: Json = {"type": rng.choice(["integer", "string", "null"])}
-    for _ in range(rng.randint(1, 4)):
-        count = rng.randint(0, 10 ** rng.randint(1, 10))
-        keyword = rng.choice(["minItems", "maxItems", "minContains", "maxContains"])
-        schema = {"type": "array", "items": schema, keyword: count}
-    return {"json": schema}
-
-
-def _schema_of_lengths(rng: random.Random) -> Json:
-    low = rng.randint(0, 10 ** rng.randint(1, 10))
-    highs = range(low, low + rng.randint(1, 60))
-    ranges = [{"type": "string", "minLength": low, "maxLength": high} for high in highs]
-    return {"json": {"anyOf": ranges}}
-
-
-def _schema_nested(rng: random.Random) -> Json:
-    depth = rng.randint(10, 8_000)
-    start, end = rng.choice(
-        [('{"properties":{"a":', "}}"), ('{"items":', "}"), ('{"anyOf":[', "]}"), ('{"not":', "}")]
+    # Not those in names of rules, which would then be none.
+    changed: Json = json.loads(
+        re.sub(r"(?<![a-z0-9])\d+", other, json.dumps(structured, ensure_ascii=False))
     )
-    return {"json": start * depth + "{}" + end * depth}
-
-
-def _schema_of_references(rng: random.Random) -> Json:
-    names = [f"d{number}" for number in range(rng.randint(1, 200))]
-    definitions = {
-        name: {"anyOf": [{"$ref": f"#/$defs/{rng.choice([*names, 'none'])}"} for _ in range(3)]}
-        for name in names
-    }
-    return {"json": {"$ref": f"#/$defs/{names[0]}", "$defs": definitions}}
-
-
-_KEYWORDS = (
-    *("type", "properties", "required", "items", "prefixItems", "enum", "const", "$ref", "$defs"),
-    *("anyOf", "allOf", "oneOf", "not", "minimum", "maximum", "multipleOf", "minLength"),
-    *("maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems"),
-    *("additionalProperties", "patternProperties", "propertyNames", "dependentRequired"),
-    *("if", "then"),
-)
-
-
-def _schema_of_wrong_types(rng: random.Random) -> Json:
-    return {"json": {name: value(rng) for name in rng.sample(_KEYWORDS, rng.randint(1, 8))}}
-
-
-def _schema_of_contradictions(rng: random.Random) -> Json:
-    low = rng.uniform(-1e6, 1e6)
-    number = {"type": "number", "minimum": low, "exclusiveMaximum": low - rng.choice([0, 1])}
-    return {"json": {"allOf": [number, {"type": rng.choice(["string", "integer"])}]}}
-
-
-def _schema_of_members(rng: random.Random) -> Json:
-    names = [f"member{number}" for number in range(rng.randint(10, 400))]
-    members = {name: {"pattern": "(a|b){1,40}"} for name in names}
-    return {"json": {"type": "object", "properties": members, "minProperties": len(names) // 2}}
-
-
-def _choices(rng: random.Random) -> Json:
-    odd = ["", " ", "\0", HALF_A_PAIR, LONG, "same", "same"]
-    many = [f"choice {number}" for number in range(rng.randint(0, 9000))]
-    return {"choice": rng.choice([[], many, odd, odd[:3], [1, 2], "text", {"a": 1}])}
-
-
-def _grammar_of_rules(rng: random.Random) -> Json:
-    count = rng.randint(2, 5000)
-    rules = [
-        f'r{number} ::= "{rng.choice("ab")}" r{rng.randrange(count)} | r{rng.randrange(count)}'
-        for number in range(count)
-    ]
-    return {"grammar": "\n".join(["root ::= r0", *rules])}
-
-
-def _grammar_of_growth(rng: random.Random) -> Json:
-    depth = rng.randint(3, 25)
-    rules = [f"r{number} ::= " + f"r{number + 1} " * 3 for number in range(depth)]
-    return {"grammar": "\n".join(["root ::= r0", *rules, f'r{depth} ::= "a"'])}
-
-
-def _structural_tag(rng: random.Random) -> Json:
-    schema = rng.choice([_schema_of_counts, _schema_of_wrong_types])(rng)["json"]
-    structure = {"begin": rng.choice(["<a>", "", LONG]), "schema": schema, "end": "</a>"}
-    tag = {"structures": [structure], "triggers": rng.choice([["<a"], [], ["none"]])}
-    return {"structural_tag": rng.choice([json.dumps(tag), "no tag", "{}", "[" * 5000])}
-
-
-def _tag_of_wide_parts(rng: random.Random) -> Json:
-    """Each part may end at almost any character, and the next one may begin there."""
-
-    def part(depth: int) -> Json:
-        pattern = rng.choice((r"[^\n]", "[^x]", r"[\s\S]", "[a-z ]", ".")) + rng.choice("*+")
-        makers: list[Callable[[], Json]] = [lambda: {"type": "regex", "pattern": pattern}]
-        if depth:
-            makers += [
-                lambda: {"type": "sequence", "elements": [part(depth - 1) for _ in range(8)]},
-                lambda: {"type": rng.choice(("star", "plus")), "content": part(depth - 1)},
-                lambda: {"type": "repeat", "min": 0, "max": 100, "content": part(depth - 1)},
-            ]
-        return rng.choice(makers)()
-
-    return {"structural_tag": json.dumps({"type": "structural_tag", "format": part(2)})}
-
-
-_NOISE = "ab()[]{}*+?|\\^$.-,0123456789é\u2028" + HALF_A_PAIR
-_ASSERTIONS = [r"(?=a)b", r"(?<!x)y", r"(a)\1", r"a\bb", r"^$^$", r"[^\s\S]"]
-_GRAMMAR_NOISE = ["root", "::=", '"a"', "|", "(", ")", "*", "\n", "start:", "r", "[a-", "/x/", "%"]
-_GRAMMAR_NOISE += [r"\'", r"\?", r"\x41", r"\ud83d\ude00", r"\ude00", r"\U0001f600", r"\q"]
-_KINDS = ("regex", "json", "choice", "grammar", "structural_tag", "json_object", "unknown")
-
-_FORMATS: dict[str, Make] = {
-    "regex: counts": _regex_of_counts,
-    "regex: exponential": lambda rng: {
-        "regex": f"({rng.choice(['a|b', '.', 'x|xx'])})*a(a|b){{{rng.randint(10, 60)}}}"
-    },
-    "regex: options": lambda rng: {"regex": f"({rng.choice('abc')}?)" * rng.randint(100, 30_000)},
-    "regex: noise": lambda rng: {"regex": "".join(rng.choices(_NOISE, k=rng.randint(1, 300)))},
-    "regex: nesting": _regex_nested,
-    "regex: assertions": lambda rng: {"regex": rng.choice(_ASSERTIONS)},
-    "schema: counts": _schema_of_counts,
-    "schema: lengths": _schema_of_lengths,
-    "schema: nesting": _schema_nested,
-    "schema: references": _schema_of_references,
-    "schema: wrong types": _schema_of_wrong_types,
-    "schema: contradictions": _schema_of_contradictions,
-    "schema: values": lambda rng: {
-        "json": {
-            "enum": [
-                "".join(rng.choices(string.ascii_letters, k=12))
-                for _ in range(rng.randint(1, 9000))
-            ]
-        }
-    },
-    "schema: members": _schema_of_members,
-    "choices": _choices,
-    "grammar: rules": _grammar_of_rules,
-    "grammar: growth": _grammar_of_growth,
-    "grammar: noise": lambda rng: {
-        "grammar": " ".join(rng.choices(_GRAMMAR_NOISE, k=rng.randint(1, 200)))
-    },
-    "structural tag": _structural_tag,
-    "structural tag: wide parts": _tag_of_wide_parts,
-    "wrong shape": lambda rng: {kind: value(rng) for kind in rng.sample(_KINDS, rng.randint(0, 2))},
-}
+    return changed
 
 
 # -- floods of the plugin's own routes

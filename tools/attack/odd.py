@@ -21,13 +21,14 @@ from tools.attack import hostile
 from tools.attack.hostile import HINTS, TEXTS, Attack, Json, Phase, attack, chat, completion, value
 
 FIELDS = (
+    "odd",
     *("cache_salt", "request_id", "priority", "user", "stop", "stop_token_ids", "bad_words"),
     *("logit_bias", "allowed_token_ids", "min_tokens", "max_tokens", "n", "seed", "temperature"),
     *("top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "logprobs", "echo"),
     *("prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens", "ignore_eos", "suffix"),
     *("include_stop_str_in_output", "stream", "stream_options", "return_token_ids", "best_of"),
-    *("kv_transfer_params", "vllm_xargs", "response_format", "prompt", "model", "unknown_field"),
-    *("spaces_between_special_tokens", "return_tokens_as_token_ids", "add_special_tokens"),
+    *("kv_transfer_params", "vllm_xargs", "response_format", "structured_outputs", "prompt"),
+    *("spaces_between_special_tokens", "return_tokens_as_token_ids", "add_special_tokens", "model"),
 )
 SHORT = 40
 """Characters of a format that may go to vLLM's backends."""
