@@ -32,7 +32,7 @@ def positive(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """An argument's file, which is to be written into a folder that is there."""
+    """Argument type: a file to write, in an existing folder."""
     if not (folder := Path(text).absolute().parent).is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {folder}")
     return Path(text)
@@ -41,7 +41,7 @@ def new_file(text: str) -> Path:
 def parser_of(
     module: str, about: str | None, json_help: str = "write the numbers there too"
 ) -> argparse.ArgumentParser:
-    """Of `python -m benchmarks.MODULE`, with `--json`."""
+    """The argument parser of `python -m benchmarks.MODULE`, with `--json`."""
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description=about,
@@ -52,13 +52,13 @@ def parser_of(
 
 
 def write_json(file: Path | None, content: Any) -> None:
-    """To the file of `--json`, if one was named."""
+    """Write `content` to the file given with `--json`, if any."""
     if file is not None:
         file.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
 
 def figures_table(*headings: str, num_left: int = 1) -> Table:
-    """Without lines; all but the first columns are of numbers."""
+    """A table without borders. Columns after the first `num_left` hold numbers."""
     table = Table(header_style="dim", box=None, pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < num_left else "right", no_wrap=True)

@@ -29,7 +29,7 @@ REMOVED = {
     "schedule_max_passes": "it is called schedule_max_overtakes",
     "unverified": "it is called self_check. Write self_check=off for unverified=true",
 }
-"""Options that there were: why they are gone, for the message that refuses them."""
+"""Removed options, and why they were removed, for the message that refuses them."""
 
 ALL_OPTIONS = "; vllm serve --help=plugin-config lists the options"
 

@@ -106,7 +106,7 @@ class Clock:
     def launch(
         self, device: Device, graph: str, num_tokens: int, num_added: int, *, copies: bool = False
     ) -> None:
-        """Launch a pass. The device runs it as soon as it is free."""
+        """Launch a pass, which the device runs once it has finished the pass before."""
         is_full = graph == FULL
         launch_s = device.launch_full_s if is_full else device.launch_piecewise_s
         launch_s += num_added * device.add_s + copies * device.copying_s

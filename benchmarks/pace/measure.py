@@ -59,8 +59,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured of both arms in one case, by the names of the figures. The plugin's also
-    have ratios to stock's.
+    """The figures of both arms in one case, by name. The plugin's include ratios to stock's.
 
     Attributes:
         device: the modelled one, if any.
@@ -75,7 +74,7 @@ class Case:
 def step_cost(
     setup: Setup, workload: str, batch: int, rounds: int, advance: Callable[[], None]
 ) -> Case:
-    """What a step costs the processor: microseconds, medians over rounds.
+    """Measure the processor time of a step, in microseconds (medians over rounds).
 
     Rounds of both arms alternate in one process, with the garbage collector on. In a round a number
     of programs ends, others going on; of `STEADY`, it is a number of passes instead. The ratio of a
@@ -161,8 +160,8 @@ def pace_on(
 
 
 def _modelled(engine: PaceEngine, tally: Tally) -> dict[str, float]:
-    """Of a run on a modelled device. Times are of the virtual clock, means of passes, but for the
-    measured processor time of the scheduler."""
+    """The figures of a run on a modelled device. Times are means over passes on the virtual clock,
+    except `cpu_ms`, the measured processor time of the scheduler."""
     clock, per_pass = engine.clock, 1e3 / tally.num_passes
     return {
         "programs_s": tally.counts["programs"] / clock.now_s,

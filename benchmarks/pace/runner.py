@@ -151,7 +151,7 @@ class Runner:
         return PIECEWISE if prefills or longest > self._longest_query else FULL
 
     def _add(self, new: NewRequestData) -> None:
-        """A new request, or one after preemption, with its output."""
+        """Add the row of a new request, or of a preempted one with its output so far."""
         assert new.prompt_token_ids is not None
         assert new.prefill_token_ids is not None
         num_prompt = len(new.prompt_token_ids)

@@ -148,7 +148,7 @@ class FullGraphs:
         self._guard = _guard()
         self._capture_failed = False
         self._whole: BatchReqState | None = None
-        """What this pass computes, if it chooses its graph as if it had no prefill."""
+        """The state of this pass, if its graph is chosen as if the pass had no prefill."""
         wrap(runner, "initialize_kv_cache")(self._initialize)
         wrap(runner, "gather_batch_req_state")(self._gather)
         wrap(runner, "prepare_inputs")(self._prepare_inputs)

@@ -59,8 +59,7 @@ class JumpForward(StepHooks):
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
-        listeners: called at each jump with the request, and the half-open interval of its output
-            tokens that were forced.
+        listeners: called whenever output tokens are forced.
     """
 
     def __init__(self, scheduler: Scheduler, mode: str, *listeners: JumpListener) -> None:

@@ -17,8 +17,9 @@ def small_heap() -> Iterator[None]:
     """vLLM collects garbage eight times for each engine that starts and ends in this process. With
     torch, vLLM and all tests in the heap each takes about half a second, longer than most tests.
 
-    What one engine has loaded is frozen here once and for all. vLLM, which freezes an engine that
-    has started and unfreezes everything when it ends, does neither: engines are collected.
+    Modules and caches that the first engine loads are frozen here, once. vLLM would freeze each
+    engine after its start and unfreeze the heap at its end; it does neither here, so that the
+    collector frees engines that have ended.
     """
     with pytest.MonkeyPatch.context() as patch:
         freeze = gc.freeze
@@ -33,8 +34,8 @@ def small_heap() -> Iterator[None]:
 
 @contextmanager
 def nothing_twice() -> Iterator[None]:
-    """What vLLM does again at each start, although the answer cannot differ in one process: it asks
-    `lscpu` for the cores, twice, and searches all modules for kernels to replace.
+    """Skip work that vLLM repeats at each start with the same result: it asks `lscpu` for the
+    cores, twice, and searches all modules for kernels to replace.
 
     It also starts a process for each class of models that it has not seen on this machine, which
     only imports it, and compiles how it ranks log-probabilities. Either takes longer than most

@@ -119,7 +119,7 @@ def _varied(structured: Json, rng: random.Random) -> Json:
         number = int(found[0])
         return str(rng.randint((number + 1) // 2, number))
 
-    # Not those in names of rules, which would then be none.
+    # Numbers in rule names stay: changing them would leave references to rules that do not exist.
     changed: Json = json.loads(
         re.sub(r"(?<![a-z0-9])\d+", other, json.dumps(structured, ensure_ascii=False))
     )
