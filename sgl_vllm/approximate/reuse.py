@@ -36,7 +36,7 @@ from sgl_vllm.approximate.part import why_exact
 from sgl_vllm.approximate.plan import Chunk, Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.counters import counter
-from sgl_vllm.jump.records import follow
+from sgl_vllm.output_records import follow
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of

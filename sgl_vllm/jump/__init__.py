@@ -10,6 +10,5 @@ refused.py          forced tokens that a request's sampling parameters would cha
 unique.py           forced tokens by a grammar's bitmask alone (jump_mode=exact)
 forced_logprobs.py  log-probabilities of forced tokens
 report.py           which part of an output was forced
-records.py          how long records of requests are kept
 part.py             when jump-forward is off, in an engine or for a request
 """

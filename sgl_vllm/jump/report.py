@@ -23,7 +23,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
 from sgl_vllm.degrade import Guard
-from sgl_vllm.jump.records import follow
+from sgl_vllm.output_records import follow
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import REPORT
 from sgl_vllm.step_hooks import StepHooks

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
-from sgl_vllm.jump.records import follow
+from sgl_vllm.output_records import follow
 from sgl_vllm.step_hooks import StepHooks
 
 

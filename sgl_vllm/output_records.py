@@ -1,15 +1,16 @@
 """Records of live requests, and the outputs that carry them to the client.
 
-Owns how long a record is kept. Does not own its content (`report.py`).
+Owns how long a record is kept. Does not own its content.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.request import Request
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.request import Request
 
 Record = TypeVar("Record")
 
