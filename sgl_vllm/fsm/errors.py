@@ -1,7 +1,12 @@
 """What the automata raise for a format that they do not compile.
 
-Each means "use another backend", not "the request is wrong": the caller decides.
+Each but `RefusedFormatError` means "use another backend", not "the request is wrong": the caller
+decides.
 """
+
+
+class RefusedFormatError(ValueError):
+    """No backend may compile the format: those that take it read it differently."""
 
 
 class TooComplexError(ValueError):
@@ -10,6 +15,10 @@ class TooComplexError(ValueError):
 
 class UnsupportedPatternError(ValueError):
     """The pattern uses a construct that is not regular, such as look-around."""
+
+
+class UnsupportedAnchorError(UnsupportedPatternError):
+    """The pattern has an anchor where it is not supported."""
 
 
 class UnsupportedSchemaError(ValueError):

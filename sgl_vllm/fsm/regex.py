@@ -25,11 +25,17 @@ from sgl_vllm.fsm.characters import (
     intersection,
     normalized,
 )
-from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
+from sgl_vllm.fsm.errors import (
+    RefusedFormatError,
+    TooComplexError,
+    UnsupportedAnchorError,
+    UnsupportedPatternError,
+)
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
 from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Spelled, Text
 from sgl_vllm.fsm.syntax import Sequence as Concatenation
+from sgl_vllm.protocol.anchors import BEGIN, END, AnchorError, by_requirement
 
 MAX_PATTERN_CHARS = 50_000
 _MAX_REPEAT = 10_000
@@ -47,11 +53,13 @@ def full_match(pattern: str) -> ByteDfa:
     asks for.
 
     `.` is any character, `\\d`, `\\w` and `\\s` are those of ASCII and the no-break space, as in
-    vLLM's default backend. `^` may stand first and `$` last, also in alternatives. What that
-    backend reads differently from Python is left to it: classes that begin with `]` or `\\^`, octal
-    escapes, and some hexadecimal ones before another hexadecimal digit.
+    vLLM's default backend. `^`, `$`, `\\A` and `\\Z` hold where they stand. What that backend reads
+    differently from Python is left to it: classes that begin with `]` or `\\^`, octal escapes, and
+    some hexadecimal ones before another hexadecimal digit.
 
     Raises:
+        RefusedFormatError: the pattern has an anchor that is not supported. That backend would
+            ignore it.
         UnsupportedPatternError: the pattern has a construct that is not regular here, or nothing
             matches it.
         TooComplexError: it needs more states or time than allowed.
@@ -87,13 +95,17 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 
 def _whole(pattern: str) -> Node:
     _check_xgrammar_syntax(pattern)
-    return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
+    try:
+        return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
+    except UnsupportedAnchorError as error:
+        raise RefusedFormatError(str(error)) from None
 
 
 def _whole_in_json(pattern: str) -> Node:
     _check_ecma_syntax(pattern)
     _check_xgrammar_syntax(pattern)
     items = _parse(pattern)
+    _check_edges(items)
     _check_read_alike(items)
     return _anchored(items, _NO_TEXT, _WITHOUT_ESCAPES)
 
@@ -127,31 +139,40 @@ def _without_group_names(pattern: str) -> str:
     return _GROUP_NAME.sub(lambda match: match["other"] or "(?:", pattern)
 
 
-_BEGINNING = (sre.AT, sre.AT_BEGINNING)
-_END = (sre.AT, sre.AT_END)
-
-
-def _anchored(items: list[Any], anything: Node, spelling: _Spelling, begun: bool = False) -> Node:
-    """The pattern with `anything` before and after it, except where an anchor stands.
-
-    Args:
-        begun: an anchor stands before `items`, as for both parts of `^a|^b`, which the parser
-            turns into `^(a|b)`.
-    """
-    if items and items[0] == _BEGINNING:
-        items, begun = items[1:], True
-    if len(items) == 1:
-        op, value = items[0]
-        if op is sre.BRANCH:
-            return Choice(tuple([_anchored(list(o), anything, spelling, begun) for o in value[1]]))
-        if op is sre.SUBPATTERN and not any(value[1:3]):
-            return _anchored(list(value[3]), anything, spelling, begun)
-    ends = bool(items) and items[-1] == _END
+def _anchored(items: list[Any], anything: Node, spelling: _Spelling) -> Node:
+    """The pattern with `anything` before and after it, except where an anchor stands."""
+    reader = _Reader(spelling)
     try:
-        inner = _Reader(spelling).read(items[:-1] if ends else items)
+        options = [
+            Concatenation(
+                (
+                    _NO_TEXT if required & BEGIN else anything,
+                    reader.read(part),
+                    _NO_TEXT if required & END else anything,
+                )
+            )
+            for required, part in by_requirement(items).items()
+        ]
+    except AnchorError as error:
+        raise UnsupportedAnchorError(f"{error} in the pattern") from None
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
-    return Concatenation((_NO_TEXT if begun else anything, inner, _NO_TEXT if ends else anything))
+    return options[0] if len(options) == 1 else Choice(tuple(options))
+
+
+def _check_edges(items: Sequence[Any], is_first: bool = True, is_last: bool = True) -> None:
+    """Raises UnsupportedPatternError for an anchor that is not at an edge: xgrammar ignores it."""
+    for number, (op, value) in enumerate(items):
+        begins, ends = is_first and number == 0, is_last and number == len(items) - 1
+        if op is sre.AT and not (ends if value is sre.AT_END else begins):
+            raise UnsupportedPatternError("an anchor inside the pattern")
+        if op is sre.SUBPATTERN:
+            _check_edges(value[-1], begins, ends)
+        elif op is sre.BRANCH:
+            for option in value[1]:
+                _check_edges(option, begins, ends)
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            _check_edges(value[2], False, False)
 
 
 def _check_read_alike(items: Sequence[Any], in_branch: bool = False) -> None:

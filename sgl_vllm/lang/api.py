@@ -78,8 +78,8 @@ def gen(
       the same; the text is watched as it streams in, and cut before the first match. The request
       ends once text follows a match, so a look-ahead may see one token of it. With `n` > 1, texts
       are cut when they are complete.
-    - `regex`: a pattern, or a term of `outlines.types`, that the whole text matches. `.` matches no
-      newline, unless the pattern begins with ``(?s)``, which leaves it to the server.
+    - `regex`: a pattern as for Python's `re`, or a term of `outlines.types`, that the whole text
+      matches. It must be regular: no look-around, back references or possessive repetitions.
     - `json_schema`: a dict, JSON text, a pydantic model, a dataclass or a TypedDict. With one of
       the classes, the variable is an instance of it.
     - `dtype`: int, float, str or bool. The text is a literal of that type (a str in double

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar  # Any: a user's JSON schema
 
+from sgl_vllm.lang.python_patterns import rewritten
 from sgl_vllm.lang.text import check_unicode
 
 T = TypeVar("T")
@@ -114,71 +114,19 @@ def dtype_constraint(dtype: DType) -> tuple[Constraint, Parser]:
 
 # --- regex and JSON schema -----------------------------------------------------------------------
 
-_ESCAPE = r"\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|0[0-7]{0,2}|[1-3][0-7]{2}|.)"
-_REGEX_TOKEN = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]|.", re.DOTALL)
-"""An escape, a character class, or any other character."""
-
-_LEADING_BRACKET = re.compile(r"^(\[\^?)\]")
-_CODE = re.compile(r"\\(?:(?P<hex>x..|u....)|(?P<octal>[0-7]{1,3}))|\\.", re.DOTALL)
-_LEADING_CARET = re.compile(r"\[(?:\\\^|\\u005e)(?P<others>.*)\]", re.DOTALL)
-
-_DOT_MATCHES_ALL = "(?s)"
-
 
 def regex_constraint(regex: Regex) -> tuple[Constraint, None]:
-    """A pattern. ValueError for anything but a string or an outlines term.
-
-    vLLM's backends disagree on whether `.` matches a newline. It does not here, as in Python,
-    unless the pattern begins with ``(?s)``, which leaves the pattern to the server. Servers read
-    ``[^]a]`` as JavaScript does, any character and then ``a]``; xgrammar takes ``[\\^a]`` for
-    ``[^a]``, and reads escapes of numbers in its own way. Here all mean what they do in Python.
-    """
-    if isinstance(regex, str):
-        return Constraint(REGEX, _as_python_reads_it(regex)), None
+    """A pattern of Python's, which may also be an outlines term. ValueError for anything else, and
+    for a pattern that is not regular."""
     if type(regex).__module__.startswith("outlines."):
         from outlines.types.dsl import to_regex  # type: ignore[import-not-found, unused-ignore]
 
-        return Constraint(REGEX, _as_python_reads_it(str(to_regex(regex)))), None
-    raise ValueError(
-        f"regex must be a string or a term of outlines.types, not {type(regex).__name__}"
-    )
-
-
-def _as_python_reads_it(pattern: str) -> str:
-    if pattern.startswith(_DOT_MATCHES_ALL):
-        return pattern.removeprefix(_DOT_MATCHES_ALL)
-    return "".join(map(_token_as_python_reads_it, _REGEX_TOKEN.findall(pattern)))
-
-
-def _token_as_python_reads_it(token: str) -> str:
-    """For a server, for which `.` is any character and `[]` or `[^]` a whole class."""
-    if token == ".":
-        return r"[^\n]"
-    if not token.startswith("["):
-        return token if re.fullmatch(r"\\[1-9]", token) else _CODE.sub(_as_character, token)
-    token = _CODE.sub(_as_character, _LEADING_BRACKET.sub(r"\1\\]", token))
-    return _without_leading_caret(token)
-
-
-def _as_character(escape: re.Match[str]) -> str:
-    """The escape of a character's number: the character itself, or `\\u0041` if it is of ASCII."""
-    if not (escape["hex"] or escape["octal"]):
-        return escape[0]
-    code = int(escape["hex"][1:], 16) if escape["hex"] else int(escape["octal"], 8)
-    is_plain = code and not 0x20 <= code < 0x7F and not 0xD800 <= code < 0xE000
-    return chr(code) if is_plain else f"\\u{code:04x}"
-
-
-def _without_leading_caret(token: str) -> str:
-    """A class that begins with an escaped `^`, as a choice without such a class."""
-    match = _LEADING_CARET.fullmatch(token)
-    if match is None:
-        return token
-    others = match["others"]
-    if others.startswith("-") and len(others) > 1:
-        others = "_" + others  # the character after `^`: the rest of the range
-    others = others.lstrip("^")
-    return rf"(?:\^|{_without_leading_caret(f'[{others}]')})" if others else r"\^"
+        regex = str(to_regex(regex))
+    if not isinstance(regex, str):
+        raise ValueError(
+            f"regex must be a string or a term of outlines.types, not {type(regex).__name__}"
+        )
+    return Constraint(REGEX, rewritten(regex)), None
 
 
 def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Parser | None]:

@@ -40,6 +40,7 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
+    RefusedFormatError,
     TooComplexError,
     UnsupportedGrammarError,
     UnsupportedPatternError,
@@ -321,7 +322,7 @@ class SglBackend(StructuredOutputBackend):
             try:
                 with one_of_few(title):
                     automaton = self._automaton(request_type, spec)
-            except NotCompiledError:
+            except (NotCompiledError, RefusedFormatError):
                 raise
             except Exception:
                 self._guard.record(f"the compilation of a {title}")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
+from sgl_vllm.fsm.errors import RefusedFormatError, TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.regex import full_match, full_match_in_json, json_string_search
 from tests.effort import examples
 
@@ -189,6 +189,33 @@ def test_anchors_hold_for_their_branch_only(pattern):
             assert accepted == bool(re.search(pattern, text)), text
 
 
+INSIDE = r"(a|b$)c? \Aab?\Z a?^b b(a|$) (^a|b)+ (?:(?:^|b)a)* (a|b$){2} ((^|a)b|$)+ \A\A^a$\Z"
+
+
+@pytest.mark.parametrize("pattern", INSIDE.split())
+def test_an_anchor_holds_where_it_stands(pattern):
+    dfa, matches = full_match(pattern), re.compile(pattern.replace("$", r"\Z")).fullmatch
+    for size in range(5):
+        for letters in itertools.product("abc", repeat=size):
+            text = "".join(letters)
+            assert dfa.accepts(text.encode()) == bool(matches(text)), text
+
+
+@pytest.mark.parametrize("pattern", [r"a\b", r"\Ba", "(^|a){2}", "(?:^a|b)*" * 500])
+def test_an_anchor_that_is_not_supported_is_refused_and_not_handed_on(pattern):
+    """vLLM's default backend ignores anchors."""
+    with pytest.raises(RefusedFormatError):
+        full_match(pattern)
+    with pytest.raises(UnsupportedPatternError):
+        json_string_search(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(a|b$)c", "a^b", "(^a|b)+", "a$b?"])
+def test_an_anchor_inside_is_handed_on_where_xgrammar_ignores_it(pattern):
+    with pytest.raises(UnsupportedPatternError):
+        full_match_in_json(pattern)
+
+
 def test_space_holds_the_no_break_space_and_the_other_classes_are_of_ascii():
     assert full_match(r"\s").accepts("\xa0".encode())
     assert not full_match(r"\S").accepts("\xa0".encode())
@@ -197,7 +224,7 @@ def test_space_holds_the_no_break_space_and_the_other_classes_are_of_ascii():
 
 
 NOT_REGULAR = r"""
-(a)\1 a(?=b) a(?!b) (?<=a)b \bа (?i)a (?i:a) a^b a$b a\Z (?>a)b a*+ (?P<n>a)(?P=n) (a)(?(1)b|c) (
+(a)\1 a(?=b) a(?!b) (?<=a)b (?i)a (?i:a) a^b a$b (?>a)b a*+ (?P<n>a)(?P=n) (a)(?(1)b|c) (
 [z-a]
 a{2,1} * \ (?# [^\s\S] x{99999999999999999999}
 """
