@@ -85,3 +85,13 @@ def test_a_wrong_format_is_refused_as_by_vllm() -> None:
     assert isinstance(refused, VLLMValidationError)
     (refused,) = add(SamplingParams(structured_outputs=StructuredOutputsParams(json=ITEMS)))
     assert isinstance(refused, VLLMValidationError) and "at most" in str(refused)
+
+
+def test_a_grammar_of_llama_cpp_is_validated_in_xgrammars_dialect() -> None:
+    sent = SamplingParams(
+        structured_outputs=StructuredOutputsParams(grammar='root ::= | "a" .  # any')
+    )
+    lark = SamplingParams(structured_outputs=StructuredOutputsParams(grammar='start: "a" |'))
+    taken, as_it_is = add(sent, lark)
+    assert taken.grammar == 'root ::=() | "a" [^]  # any'
+    assert isinstance(as_it_is, Exception) or as_it_is.grammar == 'start: "a" |'

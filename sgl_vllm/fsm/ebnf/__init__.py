@@ -3,6 +3,7 @@
 Owns which grammars are compiled here, and what they mean, which is what xgrammar takes them for.
 Any other raises `UnsupportedGrammarError` or `TooComplexError`, and goes to another backend. Pure.
 
+    gbnf         llama.cpp's grammars, in xgrammar's dialect
     syntax       the text of a grammar: rules
     machine      the automaton of one rule, over bytes and calls of rules
     network      which rules are called, and which become part of their callers

@@ -1,6 +1,7 @@
 """The check of formats in the process that takes requests.
 
-Owns what is refused there before vLLM validates a format, and where vLLM does so. vLLM validates a
+Owns what is refused there before vLLM validates a format, what is written in xgrammar's dialect
+first, and where vLLM validates. vLLM validates a
 format by compiling it. A long format, which takes vLLM seconds to look through, and a count that
 costs gigabytes have to be refused earlier, and the compilation belongs in a thread: in the API
 server's event loop, all other requests wait for it. Everything else about a format is left to
@@ -23,8 +24,10 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm.counts import CountLimitError, check_pattern, check_schema
+from sgl_vllm.fsm.ebnf.gbnf import as_xgrammar_reads_it
 from sgl_vllm.fsm.vllm.formats import MAX_SPEC_CHARS, too_long
 from sgl_vllm.fsm.vllm.limits import release_freed_memory
 from sgl_vllm.vllm_api.patching import wrap
@@ -93,8 +96,11 @@ def _validated_once(
 def _checked_first(
     original: Callable[..., None], sampling_params: SamplingParams, *args: Any, **kwargs: Any
 ) -> None:
-    if sampling_params.structured_outputs is not None:
-        check_format(sampling_params.structured_outputs)
+    structured = sampling_params.structured_outputs
+    if structured is not None:
+        check_format(structured)
+        if structured.grammar and not grammar_is_likely_lark(structured.grammar):
+            structured.grammar = as_xgrammar_reads_it(structured.grammar)
     original(sampling_params, *args, **kwargs)
 
 
