@@ -18,6 +18,7 @@ from vllm.v1.structured_output import backend_xgrammar
 from sgl_vllm.fsm.vllm import frontend
 from sgl_vllm.fsm.vllm.frontend import install_checks
 
+GBNF = 'root ::= | "a" .  # any'
 ITEMS = {"type": "array", "minItems": 60_000_000}
 
 
@@ -26,13 +27,20 @@ def checks() -> None:
     install_checks()
 
 
-ENGINE: Any = SimpleNamespace(
-    input_processor=SimpleNamespace(
-        model_config=SimpleNamespace(is_diffusion=False),
-        structured_outputs_config=SimpleNamespace(backend="auto"),
-        tokenizer=object(),
-    )
-)
+class Inputs:
+    """What is asked of vLLM's input processor."""
+
+    model_config = SimpleNamespace(is_diffusion=False)
+    structured_outputs_config = SimpleNamespace(backend="auto")
+    tokenizer = object()
+
+
+ENGINE: Any = SimpleNamespace(input_processor=Inputs())
+
+
+@pytest.fixture(autouse=True)
+def new_engine(monkeypatch) -> None:
+    monkeypatch.setattr(ENGINE, "input_processor", Inputs())
 
 
 def add(*requests: SamplingParams) -> list[Any]:
@@ -55,19 +63,51 @@ def add(*requests: SamplingParams) -> list[Any]:
     return asyncio.run(add_all())
 
 
-def test_a_format_is_validated_once_and_not_in_the_event_loop(monkeypatch) -> None:
-    validated_in: list[threading.Thread] = []
+@pytest.fixture
+def validated_in(monkeypatch) -> list[threading.Thread]:
+    """The threads in which vLLM has validated a format, one for each time."""
+    threads: list[threading.Thread] = []
     validate = backend_xgrammar.validate_xgrammar_grammar
 
     def record(params: SamplingParams) -> None:
-        validated_in.append(threading.current_thread())
+        threads.append(threading.current_thread())
         validate(params)
 
     monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", record)
+    return threads
+
+
+def test_a_format_is_validated_once_and_not_in_the_event_loop(validated_in) -> None:
     (added,) = add(SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a-z]+")))
     assert added.regex == "[a-z]+" and added._backend == "xgrammar"
     assert len(validated_in) == 1
     assert validated_in[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"regex": "[a-z]+"}, {"choice": ["a", "b"]}, {"json": {"enum": [1]}}, {"grammar": GBNF}],
+)
+def test_a_format_that_was_valid_is_not_validated_again(validated_in, spec) -> None:
+    added = [
+        add(SamplingParams(structured_outputs=StructuredOutputsParams(**spec)))[0] for _ in range(3)
+    ]
+    assert added[0] == added[1] == added[2]
+    assert {(one._backend, one._backend_was_auto) for one in added} == {("xgrammar", True)}
+    assert len(validated_in) == 1
+    add(SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a-z]*")))
+    assert len(validated_in) == 2
+
+
+def test_what_is_known_of_formats_is_bounded(monkeypatch, validated_in) -> None:
+    monkeypatch.setattr(frontend, "MAX_VALID_FORMATS", 3)
+    for pattern in ("a", "b", "c", "d", "d", "a", "a"):
+        add(SamplingParams(structured_outputs=StructuredOutputsParams(regex=pattern)))
+    assert len(validated_in) == 5
+    monkeypatch.setattr(frontend, "MAX_CHANGE_CHARS", 300)
+    for choice in (["a"], ["a"], ["b" * 300], ["b" * 300]):
+        add(SamplingParams(structured_outputs=StructuredOutputsParams(choice=choice)))
+    assert len(validated_in) == 5 + 3
 
 
 def test_the_prompts_of_a_batch_share_a_format_that_is_validated_for_each() -> None:
@@ -88,9 +128,7 @@ def test_a_wrong_format_is_refused_as_by_vllm() -> None:
 
 
 def test_a_grammar_of_llama_cpp_is_validated_in_xgrammars_dialect() -> None:
-    sent = SamplingParams(
-        structured_outputs=StructuredOutputsParams(grammar='root ::= | "a" .  # any')
-    )
+    sent = SamplingParams(structured_outputs=StructuredOutputsParams(grammar=GBNF))
     lark = SamplingParams(structured_outputs=StructuredOutputsParams(grammar='start: "a" |'))
     taken, as_it_is = add(sent, lark)
     assert taken.grammar == 'root ::=() | "a" [^]  # any'

@@ -11,13 +11,16 @@ vLLM's validation and to the engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any  # Any: the JSON of a request; arguments that pass through
+from weakref import WeakKeyDictionary
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -36,7 +39,16 @@ MAX_THREADS = 2
 """Formats that a process validates at a time. Most of a validation runs outside the interpreter's
 lock."""
 
+MAX_VALID_FORMATS = 10_000
+MAX_CHANGE_CHARS = 10_000
+"""Formats that are known to be valid, and the longest change that validation has made to one: what
+is kept takes 10 MB at most if half of them are choices, else 3 MB."""
+
 _threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-validate")
+
+_valid_formats: WeakKeyDictionary[InputProcessor, dict[bytes, dict[str, Any]]] = WeakKeyDictionary()
+"""Of each engine, by the digests of formats as clients send them, what validation sets in them:
+which backend, and the grammar of a choice. The oldest are forgotten first."""
 
 _validated: ContextVar[SamplingParams | None] = ContextVar("validated", default=None)
 """The parameters of the request that is being added, if their format has been validated."""
@@ -77,6 +89,14 @@ async def _validated_in_thread(
 
 
 def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
+    """Validate the format of a request, unless an equal one was valid before."""
+    structured = params.structured_outputs
+    assert structured is not None
+    digest, before = _digest(structured), {**vars(structured)}
+    known = _valid_formats.setdefault(inputs, {})
+    if digest is not None and (changes := known.get(digest)) is not None:
+        vars(structured).update(changes)
+        return
     started = time.monotonic()
     try:
         params._validate_structured_outputs(
@@ -84,6 +104,20 @@ def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
         )
     finally:
         release_freed_memory(time.monotonic() - started)
+    changes = {name: value for name, value in vars(structured).items() if value != before[name]}
+    if digest is not None and len(str(changes)) <= MAX_CHANGE_CHARS:
+        known[digest] = changes
+        with contextlib.suppress(KeyError, RuntimeError):  # another thread does the same
+            while len(known) > MAX_VALID_FORMATS:
+                del known[next(iter(known))]
+
+
+def _digest(structured: StructuredOutputsParams) -> bytes | None:
+    """Of all that a client sends of a format; None if that cannot be written as JSON."""
+    try:
+        return hashlib.sha256(json.dumps(vars(structured)).encode()).digest()
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _validated_once(
