@@ -111,6 +111,7 @@ def _whole_in_json(pattern: str) -> Node:
 
 
 def _found_in_json(pattern: str) -> Node:
+    pattern = _CLASS_START.sub(lambda match: _ECMA_CLASSES.get(match[0], match[0]), pattern)
     _check_ecma_syntax(pattern)
     anything = Repetition(_in_json(characters.ANY), 0, None)
     return Concatenation((_QUOTE, _anchored(_parse(pattern), anything, _ECMA_IN_JSON), _QUOTE))
@@ -219,6 +220,11 @@ _ECMA_TOKEN = re.compile(
 )
 """`odd` is what Python reads differently, or refuses to read in ECMA-262: `[]` is an empty class
 there, `{,2}` and `\\a` are literal."""
+
+
+_CLASS_START = re.compile(r"\\.|\[\^?\]|\[(?:\\.|[^\]\\])*\]?", re.DOTALL)
+_ECMA_CLASSES = {"[]": r"[^\s\S]", "[^]": r"[\s\S]"}
+"""The classes of ECMA-262 that have no member or lack none, as Python writes them."""
 
 
 _GROUP_NAME = re.compile(r"(?P<other>\\.|\[(?:\\.|[^\]\\])*\]?)|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)

@@ -131,6 +131,7 @@ class _Compiler:
         self._context = Context(
             semantics,
             any_whitespace,
+            references.whole_is_integer,
             workspace,
             conjunctions,
             self._alternatives,

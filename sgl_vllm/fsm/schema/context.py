@@ -21,6 +21,7 @@ class Context:
     """One compilation, as the compilers of objects, arrays, strings, ... see it.
 
     Attributes:
+        whole_is_integer: whether 1.0 is an integer.
         conjunctions, alternatives: merge subschemas, and find the branches of the result.
         complement: a schema of the values that are invalid against one.
         value: compiles a subschema.
@@ -32,6 +33,7 @@ class Context:
         self,
         semantics: SchemaSemantics,
         any_whitespace: bool,
+        whole_is_integer: bool,
         workspace: Workspace,
         conjunctions: Conjunctions,
         alternatives: Alternatives,
@@ -39,6 +41,7 @@ class Context:
         value: Callable[[Schema], Expression],
     ) -> None:
         self.is_strict = semantics is SchemaSemantics.STRICT
+        self.whole_is_integer = whole_is_integer
         self.workspace = workspace
         self.conjunctions = conjunctions
         self.alternatives = alternatives

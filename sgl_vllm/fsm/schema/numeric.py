@@ -32,7 +32,7 @@ class _Bounds:
 
 
 def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> Expression:
-    """The numbers that are valid against `schema`: integers if `whole`, for which 1.0 is one, too.
+    """The numbers that are valid against `schema`: integers if `whole`, with 1.0 if that is one.
 
     A number that something else constrains is written without an exponent.
     """
@@ -45,6 +45,8 @@ def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> 
     common = context.workspace.common
     try:
         dfa = _within(bounds, whole)
+        if whole and not context.whole_is_integer:
+            dfa = common(dfa, of_pattern(numbers.INTEGER))
         for one in several(schema, "multipleOf"):
             dfa = common(dfa, multiples(_decimal(one)))
         for other in several(schema, "not"):

@@ -79,6 +79,7 @@ class References:
         siblings_count: whether keywords beside `$ref` constrain values. Up to draft 7, which
             `$schema` has to name, they do not.
         contains_evaluates: whether `unevaluatedItems` leaves out what `contains` finds.
+        whole_is_integer: whether 1.0 is an integer, as from draft 6 on.
         unknown: keywords that constrain values in other drafts only.
         has_resources: whether the document contains subschemas with an `$id`, so that equal
             references may point to different schemas.
@@ -93,6 +94,7 @@ class References:
         draft = next((n for name, n in DRAFTS.items() if name in self._dialect), _NEWEST)
         self.siblings_count = draft > 7
         self.contains_evaluates = draft >= 2020
+        self.whole_is_integer = draft >= 6
         self.unknown = _UNKNOWN[draft]
         self._id = "id" if draft < 6 else "$id"
         self._resources: dict[int, _Resource] = {}

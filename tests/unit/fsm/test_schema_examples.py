@@ -18,6 +18,7 @@ from tests.unit.fsm.texts import accepts
 
 jsonschema = pytest.importorskip("jsonschema")
 
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 CLOSED = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
 
@@ -88,6 +89,9 @@ EXAMPLES: list[tuple[Any, list[str], list[str]]] = [
      ["[2, 2]"], ["[1]"]),
     ({"$ref": "#/definitions/a", "maximum": 3, "definitions": {"a": {"type": "integer"}},
       "$schema": "http://json-schema.org/draft-07/schema#"}, ["2", "4"], ['"a"']),
+    ({"type": "integer", "$schema": DRAFT_4}, ["1", "-30"], ["1.0"]),
+    ({"type": "integer", "minimum": 2, "$schema": DRAFT_4}, ["2", "30"], ["1", "2.0"]),
+    ({"type": "integer"}, ["1", "1.0"], ["1.5"]),
     ({"type": "string", "pattern": "^a.b$"}, ['"a b"'], [r'"a\nb"', '"a\u2028b"']),
     ({}, ["1", "{}", '[{"a": [null, "x", 1e5]}]', '" "'], ["", "{]", "nul"]),
 ]  # fmt: skip
