@@ -17,10 +17,6 @@ class UnsupportedPatternError(ValueError):
     """The pattern uses a construct that is not regular, such as look-around."""
 
 
-class UnsupportedAnchorError(UnsupportedPatternError):
-    """The pattern has an anchor where it is not supported."""
-
-
 class UnsupportedSchemaError(ValueError):
     """The schema uses a keyword, or a combination of keywords, that is not compiled here.
 

@@ -28,7 +28,6 @@ from sgl_vllm.fsm.characters import (
 from sgl_vllm.fsm.errors import (
     RefusedFormatError,
     TooComplexError,
-    UnsupportedAnchorError,
     UnsupportedPatternError,
 )
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
@@ -58,13 +57,25 @@ def full_match(pattern: str) -> ByteDfa:
     some hexadecimal ones before another hexadecimal digit.
 
     Raises:
-        RefusedFormatError: the pattern has an anchor that is not supported. That backend would
-            ignore it.
+        RefusedFormatError: the pattern is not compiled here, for either reason below, and that
+            backend would ignore an anchor in it or take it for a letter.
         UnsupportedPatternError: the pattern has a construct that is not regular here, or nothing
             matches it.
         TooComplexError: it needs more states or time than allowed.
     """
-    return _cached(pattern, _whole)
+    try:
+        return _cached(pattern, _whole)
+    except (UnsupportedPatternError, TooComplexError) as error:
+        if _has_unread_anchor(pattern):
+            raise RefusedFormatError(str(error)) from None
+        raise
+
+
+def _has_unread_anchor(pattern: str) -> bool:
+    try:
+        return _has_inner_anchor(_parse(pattern))
+    except (UnsupportedPatternError, TooComplexError, RecursionError):
+        return False
 
 
 def full_match_in_json(pattern: str) -> ByteDfa:
@@ -95,17 +106,15 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 
 def _whole(pattern: str) -> Node:
     _check_xgrammar_syntax(pattern)
-    try:
-        return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
-    except UnsupportedAnchorError as error:
-        raise RefusedFormatError(str(error)) from None
+    return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
 
 
 def _whole_in_json(pattern: str) -> Node:
     _check_ecma_syntax(pattern)
     _check_xgrammar_syntax(pattern)
     items = _parse(pattern)
-    _check_edges(items)
+    if _has_inner_anchor(items):
+        raise UnsupportedPatternError("an anchor inside the pattern")
     _check_read_alike(items)
     return _anchored(items, _NO_TEXT, _WITHOUT_ESCAPES)
 
@@ -155,25 +164,31 @@ def _anchored(items: list[Any], anything: Node, spelling: _Spelling) -> Node:
             for required, part in by_requirement(items).items()
         ]
     except AnchorError as error:
-        raise UnsupportedAnchorError(f"{error} in the pattern") from None
+        raise UnsupportedPatternError(f"{error} in the pattern") from None
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
-def _check_edges(items: Sequence[Any], is_first: bool = True, is_last: bool = True) -> None:
-    """Raises UnsupportedPatternError for an anchor that is not at an edge: xgrammar ignores it."""
+def _has_inner_anchor(items: Sequence[Any], is_first: bool = True, is_last: bool = True) -> bool:
+    """Whether there is an anchor that is not at an edge, where xgrammar ignores it, or one that it
+    takes for a letter."""
     for number, (op, value) in enumerate(items):
         begins, ends = is_first and number == 0, is_last and number == len(items) - 1
-        if op is sre.AT and not (ends if value is sre.AT_END else begins):
-            raise UnsupportedPatternError("an anchor inside the pattern")
-        if op is sre.SUBPATTERN:
-            _check_edges(value[-1], begins, ends)
-        elif op is sre.BRANCH:
-            for option in value[1]:
-                _check_edges(option, begins, ends)
+        if op is sre.AT and not (begins if value is sre.AT_BEGINNING else ends):
+            return True
+        if op is sre.AT and value not in (sre.AT_BEGINNING, sre.AT_END):
+            return True
+        inside: Sequence[Any] = ()
+        if op is sre.BRANCH:
+            inside = value[1]
+        elif op is sre.SUBPATTERN:
+            inside = value[-1:]
         elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            _check_edges(value[2], False, False)
+            inside, begins, ends = value[-1:], False, False
+        if any(_has_inner_anchor(part, begins, ends) for part in inside):
+            return True
+    return False
 
 
 def _check_read_alike(items: Sequence[Any], in_branch: bool = False) -> None:

@@ -33,9 +33,12 @@ _ANCHORS = {
     sre.AT_END: END,
     sre.AT_END_STRING: END,
 }
+_GROUPS = (sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT)
 _NEWLINE = (sre.IN, [(sre.RANGE, (10, 10))])
-_MAX_ITEMS = 5_000
-"""Of what has an anchor and is repeated: each nesting makes about ten copies of it."""
+_MAX_ANCHORS = 100
+_MAX_COPIED = 5_000
+"""Items that are copied: a group with an anchor that is repeated, or of which one option has an
+anchor, leaves copies of what stands beside it."""
 
 
 class AnchorError(ValueError):
@@ -49,19 +52,29 @@ def by_requirement(items: Iterable[Any], *, ends_before_newline: bool = False) -
     Args:
         ends_before_newline: `$` also matches before a newline that ends the text, as in Python.
 
+    Cost: linear in the items, with anchors too as long as they are not repeated or optional.
+
     Raises:
-        AnchorError: there is `\b` or `\B`, one without text is repeated, or there are too many.
+        AnchorError: there is `\b` or `\B`; a part that may be an anchor alone is repeated twice or
+            more; or there are too many anchors.
+        RecursionError: the pattern has no anchor, and is nested too deeply.
     """
+    num_anchors = _num_anchors(items := [*items])
+    if not num_anchors:
+        return {0: items}
+    if num_anchors > _MAX_ANCHORS:
+        raise AnchorError("too many anchors")
     try:
-        found = _Resolver(ends_before_newline).sequence(items)
+        found = _Resolver(ends_before_newline, _MAX_COPIED + 2 * _num_items(items)).sequence(items)
     except RecursionError:
         raise AnchorError("too many anchors") from None
     return {required: found[required] for required in (0, 1, 2, 3) if required in found}
 
 
 class _Resolver:
-    def __init__(self, ends_before_newline: bool) -> None:
+    def __init__(self, ends_before_newline: bool, max_items: int) -> None:
         self._ends_before_newline = ends_before_newline
+        self._max_items = max_items
 
     def sequence(self, items: Iterable[Any]) -> ByRequirement:
         found: ByRequirement = {0: []}
@@ -70,6 +83,11 @@ class _Resolver:
         return found
 
     def _followed(self, before: ByRequirement, parts: ByRequirement) -> ByRequirement:
+        """What begins with `before`, which is used up."""
+        if parts.keys() == {0} and not any(earlier & (END | _BEFORE_NEWLINE) for earlier in before):
+            for prefix in before.values():
+                prefix += parts[0]
+            return before
         found: ByRequirement = {}
         for required, part in parts.items():
             for earlier, prefix in before.items():
@@ -82,6 +100,11 @@ class _Resolver:
                     self._add(found, earlier | required, start)
                 if earlier & _BEFORE_NEWLINE and compiled(part).fullmatch("\n"):
                     self._add(found, earlier & BEGIN | END | required, [*start, _NEWLINE])
+        return self._of_bounded_size(found)
+
+    def _of_bounded_size(self, found: ByRequirement) -> ByRequirement:
+        if sum(map(_num_items, found.values())) > self._max_items:
+            raise AnchorError("too many anchors")
         return found
 
     def _add(self, found: ByRequirement, required: int, items: Items) -> None:
@@ -90,9 +113,7 @@ class _Resolver:
             return
         known = found.get(required)
         if known is not None and known != items:
-            is_choice = len(known) == 1 and known[0][0] is sre.BRANCH
-            options = known[0][1][1] if is_choice else [subpattern(known)]
-            items = [(sre.BRANCH, (None, [*options, subpattern(items)]))]
+            items = [(sre.BRANCH, (None, [*_options(known), *_options(items)]))]
         found[required] = items
 
     def _item(self, op: Any, value: Any) -> ByRequirement:
@@ -123,13 +144,14 @@ class _Resolver:
             self._add(found, required, part)
 
     def _repetition(self, op: Any, low: int, high: int, parts: ByRequirement) -> ByRequirement:
-        """Of several parts that require something, at most the first has text after the place where
-        the text begins, the last before the one where it ends, and one has the newline after it."""
+        """At most the first part is where the text begins, the last where it ends, and one more is
+        the newline after that."""
+        everything = {required: [*part] for required, part in parts.items()}
         plain = parts.pop(0, None)
         if plain is not None and not parts:
             return {0: [(op, (low, high, subpattern(plain)))]}
         if low > 1 and any(map(_may_be_empty, parts.values())):
-            raise AnchorError("an anchor without text is repeated more than once")
+            raise AnchorError("an anchor that may stand alone is repeated twice or more")
         found: ByRequirement = {} if low else {0: []}
         for num_first, num_last, num_newline in itertools.product((0, 1), repeat=3):
             num_more = num_first + num_last + num_newline
@@ -148,12 +170,23 @@ class _Resolver:
             if num_last:
                 chain = self._followed(chain, parts)
             if num_newline:
-                chain = self._followed(chain, {} if plain is None else {0: plain})
+                chain = self._followed(chain, everything)
             if num_more or plain is not None:
                 self._add_all(found, chain)
-        if sum(map(_num_items, found.values())) > _MAX_ITEMS:
-            raise AnchorError("too many anchors")
-        return found
+        return self._of_bounded_size(found)
+
+
+def _options(items: Items) -> list[Any]:
+    """The options of a choice that is all there is; otherwise one."""
+    return items[0][1][1] if len(items) == 1 and items[0][0] is sre.BRANCH else [subpattern(items)]
+
+
+def _num_anchors(items: Iterable[Any]) -> int:
+    number = 0
+    for op, value in items:
+        inside = value[1] if op is sre.BRANCH else value[-1:] if op in _GROUPS else ()
+        number += (op is sre.AT) + sum(map(_num_anchors, inside))
+    return number
 
 
 def _num_items(items: Iterable[Any]) -> int:
@@ -162,7 +195,7 @@ def _num_items(items: Iterable[Any]) -> int:
         number += 1
         if op is sre.BRANCH:
             number += sum(map(_num_items, value[1]))
-        elif op in (sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT):
+        elif op in _GROUPS:
             number += _num_items(value[-1])
     return number
 

@@ -129,6 +129,7 @@ def test_a_wrong_format_is_refused_as_by_vllm() -> None:
 
 def test_a_grammar_of_llama_cpp_is_validated_in_xgrammars_dialect() -> None:
     sent = SamplingParams(structured_outputs=StructuredOutputsParams(grammar=GBNF))
+    ENGINE.input_processor.structured_outputs_config = SimpleNamespace(backend="xgrammar")
     lark = SamplingParams(structured_outputs=StructuredOutputsParams(grammar='start: "a" |'))
     taken, as_it_is = add(sent, lark)
     assert taken.grammar == 'root ::=() | "a" [^]  # any'

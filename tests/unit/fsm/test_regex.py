@@ -1,5 +1,6 @@
 """Patterns -> byte DFAs: compared with `re`, with sets, and held within their limits."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -219,13 +220,26 @@ def test_an_anchor_holds_where_it_stands(pattern):
             assert dfa.accepts(text.encode()) == bool(matches(text)), text
 
 
-@pytest.mark.parametrize("pattern", [r"a\b", r"\Ba", "(^|a){2}", "(?:^a|b)*" * 500])
+HANDED_ON_ANCHORS = (
+    r"a\b \Ba (^|a){2} a^b a$b a\Zb [\^a]$b \A[\^a]b\Z \Aa{10001}\Z (a?|$)" + "(a?|$)" * 30
+)
+
+
+@pytest.mark.parametrize("pattern", [*HANDED_ON_ANCHORS.split(), "(?:^a|b)*" * 500])
 def test_an_anchor_that_is_not_supported_is_refused_and_not_handed_on(pattern):
     """vLLM's default backend ignores anchors."""
     with pytest.raises(RefusedFormatError):
         full_match(pattern)
-    with pytest.raises(UnsupportedPatternError):
-        json_string_search(pattern)
+
+
+def test_a_long_pattern_and_a_deep_one_are_read_in_linear_time():
+    started = time.process_time()
+    for pattern in ("a" * 30_000, "^" + "a" * 30_000 + "$"):
+        with contextlib.suppress(TooComplexError, RefusedFormatError):
+            full_match(pattern)
+    with pytest.raises(TooComplexError):
+        full_match("(" * 3000 + "a" + ")*" * 3000)
+    assert time.process_time() - started < 20
 
 
 @pytest.mark.parametrize("pattern", ["(a|b$)c", "a^b", "(^a|b)+", "a$b?"])
@@ -251,7 +265,7 @@ a{2,1} * \ (?# [^\s\S] x{99999999999999999999}
 @pytest.mark.parametrize("pattern", [*NOT_REGULAR.split(), "\ud800", r"\N{NO SUCH NAME}"])
 @pytest.mark.parametrize("compile_", [full_match, json_string_search])
 def test_what_is_not_regular_here_is_refused(pattern, compile_):
-    with pytest.raises((UnsupportedPatternError, TooComplexError)):
+    with pytest.raises((UnsupportedPatternError, TooComplexError, RefusedFormatError)):
         if compile_(pattern).is_empty:
             raise UnsupportedPatternError("nothing matches")
 

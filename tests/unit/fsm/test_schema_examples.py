@@ -91,6 +91,7 @@ EXAMPLES: list[tuple[Any, list[str], list[str]]] = [
       "$schema": "http://json-schema.org/draft-07/schema#"}, ["2", "4"], ['"a"']),
     ({"type": "integer", "$schema": DRAFT_4}, ["1", "-30"], ["1.0"]),
     ({"type": "integer", "minimum": 2, "$schema": DRAFT_4}, ["2", "30"], ["1", "2.0"]),
+    ({"type": "integer", "enum": [1, 2.0], "$schema": DRAFT_4}, ["1"], ["2.0", "2"]),
     ({"type": "integer"}, ["1", "1.0"], ["1.5"]),
     ({"type": "string", "pattern": "^a.b$"}, ['"a b"'], [r'"a\nb"', '"a\u2028b"']),
     ({}, ["1", "{}", '[{"a": [null, "x", 1e5]}]', '" "'], ["", "{]", "nul"]),

@@ -127,6 +127,10 @@ a{1,3}b{1,3}
 x{,}
 {a}
 a{b
+[^\s\S]|a
+(?:[^\s\S])*a
+(?:a|\n$)*
+(?:b|a$|\n\Z)+
 """
 
 TEXTS = [
@@ -156,7 +160,21 @@ TEXTS = [
         "straße",
         "STRASSE",
     ),
-    *("STRAẞE", "klm", "KLM", "\u212aL", "red", "green", "1,2,3", ",1", "1,", "a\n", "\n", "\r"),
+    *(
+        "STRAẞE",
+        "klm",
+        "KLM",
+        "\u212aL",
+        "red",
+        "green",
+        "1,2,3",
+        ",1",
+        "1,",
+        "a\n",
+        "\n",
+        "\r",
+        "a\n\n",
+    ),
     *(" ", "\t", "\xa0", "\u2003", "\x1c", " a ", "éa", "é", "É", "ü", "üé", "日本", "😀", "😀😀"),
     *("café", "naïve", "_", "a_b", "ab cd", "!?", "a1b", "x, y,z", "x,", "<b>a\nb</b>", "]", "["),
     *("^", "`", "_^", "-", "a-", "z", ".", "$", "|", "(", ".*+?", "\\", "AB", "Ab", "A", "AAb"),
@@ -239,7 +257,7 @@ def accepts_or_nothing(pattern: str):
 
 def anchored(rng: random.Random, depth: int) -> str:
     if not depth:
-        return rng.choice(["a", "b", "^", "$", "[b\n]", r"\n", r"\A", r"\Z", "b?", ""])
+        return rng.choice(["a", "b", "^", "$", "[b\n]", r"\n", r"\n$", r"\A", r"\Z", "b?", ""])
     parts = [anchored(rng, depth - 1) for _ in range(3)]
     return rng.choice(
         ["".join(parts), f"(?:{'|'.join(parts)})", f"(?:{parts[0]})?", f"(?:{parts[0]})*"]
@@ -257,12 +275,13 @@ def anchored(rng: random.Random, depth: int) -> str:
         ("(?>a|ab)c", "an atomic group"),
         ("a*+", "a possessive repetition"),
         (r"\bword", r"\b"),
-        ("(?m)^a$", "the flags"),
+        ("(?m)^a$", "the flag m"),
+        ("(?m:a$)b", "the flag m"),
         ("(^|a){2}", "an anchor"),
         (r"\p{L}", r"bad escape \p"),
         ("[a", "unterminated character set"),
         ("a^b", "no text matches"),
-        ("\ud800", "a surrogate"),
+        ("\ud800", "no text matches"),
         ("(" * 3000 + ")" * 3000, "nested too deeply"),
     ],
 )
