@@ -129,7 +129,7 @@ def _validated_once(
     original: Callable[..., None],
     params: SamplingParams,
     model_config: ModelConfig,
-    config: StructuredOutputsConfig | None,
+    structured_outputs_config: StructuredOutputsConfig | None,
     *args: Any,
     **kwargs: Any,
 ) -> None:
@@ -141,12 +141,12 @@ def _validated_once(
         structured is not None
         and grammar
         and len(grammar) <= MAX_STOCK_GRAMMAR_CHARS
-        and config is not None
-        and not config.backend.startswith("guidance")  # which reads both ways of writing
+        and structured_outputs_config is not None
+        and not structured_outputs_config.backend.startswith("guidance")  # which reads both
         and not grammar_is_likely_lark(grammar)
     ):
         structured.grammar = as_xgrammar_reads_it(grammar)
-    _checked_first(original, params, model_config, config, *args, **kwargs)
+    _checked_first(original, params, model_config, structured_outputs_config, *args, **kwargs)
 
 
 def _checked_first(
