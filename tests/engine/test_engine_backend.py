@@ -149,7 +149,7 @@ def test_a_program_that_times_out_aborts_its_request(engine):
 def test_a_request_that_fails_in_the_engine_is_an_error(engine):
     @sgl.function
     def no_text(s):
-        s += "x" + sgl.gen("a", regex=r"[^\s\S]")
+        s += "x" + sgl.gen("a", json_schema={"type": "string", "pattern": r"[^\s\S]"})
 
     with pytest.raises(sgl.ProgramError, match="answered 500"):
         no_text.run(backend=engine)
