@@ -1,54 +1,15 @@
 """Sets of characters, and their UTF-8.
 
-Owns the algebra of code-point ranges, the named classes (digits, word characters, spaces), and the
-bytes of a range. Pure.
+Owns the named classes (digits, word characters, spaces), and the bytes of a range. Does not own the
+algebra of code points (`protocol/code_points.py`). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-Ranges = tuple[tuple[int, int], ...]
-"""Code points, both ends included, sorted, not touching each other. Those of patterns hold no
-surrogates."""
+from sgl_vllm.protocol.code_points import Ranges, complement
 
 Bytes = tuple[tuple[int, int], ...]
 """A range for each byte of a text, both ends included."""
-
-_LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
-
-
-def normalized(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same code points, sorted, with touching ranges joined."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(high, merged[-1][1])
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """All other characters."""
-    found, begin = [], 0
-    for low, high in normalized((*ranges, _SURROGATES)):
-        if begin < low:
-            found.append((begin, low - 1))
-        begin = high + 1
-    if begin <= _LAST:
-        found.append((begin, _LAST))
-    return tuple(found)
-
-
-def is_surrogate(code: int) -> bool:
-    return _SURROGATES[0] <= code <= _SURROGATES[1]
-
-
-def intersection(a: Ranges, b: Ranges) -> Ranges:
-    return complement(normalized((*complement(a), *complement(b))))
-
 
 DIGITS: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import numpy as np
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
-from sgl_vllm.fsm.characters import Bytes, Ranges, encodings
+from sgl_vllm.fsm.characters import Bytes, encodings
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.subsets import determinized
@@ -37,6 +37,7 @@ from sgl_vllm.fsm.syntax import (
     Spelled,
     Text,
 )
+from sgl_vllm.protocol.code_points import Ranges
 
 MAX_PARTS = 200_000
 """States before an automaton is made deterministic: one to nine for each character, with what is

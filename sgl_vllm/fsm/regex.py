@@ -17,14 +17,7 @@ from typing import Any, NamedTuple  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa
-from sgl_vllm.fsm.characters import (
-    Bytes,
-    Ranges,
-    complement,
-    encodings,
-    intersection,
-    normalized,
-)
+from sgl_vllm.fsm.characters import Bytes, encodings
 from sgl_vllm.fsm.errors import (
     RefusedFormatError,
     TooComplexError,
@@ -35,6 +28,13 @@ from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Spelled, Text
 from sgl_vllm.fsm.syntax import Sequence as Concatenation
 from sgl_vllm.protocol.anchors import BEGIN, END, AnchorError, by_requirement
+from sgl_vllm.protocol.code_points import (
+    Ranges,
+    complement,
+    intersection,
+    is_surrogate,
+    normalized,
+)
 
 MAX_PATTERN_CHARS = 50_000
 _MAX_REPEAT = 10_000
@@ -356,7 +356,7 @@ class _Reader:
 
     def _item(self, op: Any, value: Any) -> Node:
         if op is sre.LITERAL:
-            if characters.is_surrogate(value):
+            if is_surrogate(value):
                 raise UnsupportedPatternError("a surrogate, which no text contains")
             return self._one_of(((value, value),))
         if op is sre.NOT_LITERAL:

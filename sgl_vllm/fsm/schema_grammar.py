@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.byte_dfa import ByteDfa
-from sgl_vllm.fsm.characters import ANY, Ranges, intersection
+from sgl_vllm.fsm.characters import ANY
 from sgl_vllm.fsm.ebnf.network import ROOT
 from sgl_vllm.fsm.ebnf.printed import PrintedGrammar, parse_printed
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
@@ -37,6 +37,7 @@ from sgl_vllm.fsm.syntax import (
     Spelled,
     Text,
 )
+from sgl_vllm.protocol.code_points import Ranges, intersection
 
 MAX_GRAMMAR_CHARS = 64 << 10
 """Reading this much takes some 30 ms. Larger ones are left to xgrammar."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sgl_vllm.fsm.characters import Bytes, Ranges
+from sgl_vllm.fsm.characters import Bytes
+from sgl_vllm.protocol.code_points import Ranges
 
 
 @dataclass(unsafe_hash=True, slots=True)

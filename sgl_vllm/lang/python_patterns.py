@@ -20,12 +20,7 @@ from functools import cache, lru_cache
 from typing import Any  # Any: the parser's trees have no types
 
 from sgl_vllm.protocol.anchors import AnchorError, Items, by_requirement, compiled, subpattern
-
-Ranges = tuple[tuple[int, int], ...]
-"""Code points, both ends included, sorted, not touching each other, without surrogates."""
-
-_LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
+from sgl_vllm.protocol.code_points import Ranges, complement, is_surrogate
 
 _REFUSED = {
     sre.ASSERT: "look-around",
@@ -35,7 +30,7 @@ _REFUSED = {
     sre.ATOMIC_GROUP: "an atomic group",
     sre.POSSESSIVE_REPEAT: "a possessive repetition",
 }
-"""Constructs that are not regular, or matter only while a match is searched for."""
+"""Constructs that are not regular, or that only affect how a match is searched for."""
 
 _REFUSED_FLAGS = re.MULTILINE | re.LOCALE
 _REFUSED_FLAGS_MESSAGE = "the flag m is not supported"  # Python refuses L itself
@@ -61,11 +56,11 @@ def rewritten(pattern: str) -> str:
             raise ValueError(_REFUSED_FLAGS_MESSAGE)
         items = _explicit(parsed, parsed.state.flags)
         options = by_requirement(items, ends_before_newline=True).values()
+        written = dict.fromkeys(text for text in map(_written, options) if text is not None)
     except RecursionError:
         raise ValueError("regex: the pattern is nested too deeply") from None
     except (AnchorError, re.error, ValueError) as error:
         raise ValueError(f"regex: {error}: {pattern!r}") from None
-    written = dict.fromkeys(text for text in map(_written, options) if text is not None)
     if not written:
         raise ValueError(f"regex: no text matches the pattern: {pattern!r}")
     return "|".join(written)
@@ -106,8 +101,7 @@ def _explicit_item(op: Any, value: Any, flags: int) -> tuple[Any, Any]:
 
 def _characters(op: Any, value: Any, flags: int) -> Ranges:
     if op is sre.LITERAL and not flags & re.IGNORECASE:
-        is_surrogate = _SURROGATES[0] <= value <= _SURROGATES[1]  # which no text contains
-        return () if is_surrogate else ((value, value),)
+        return () if is_surrogate(value) else ((value, value),)
     if op is sre.IN:
         value = tuple(value)
     return _matched(op, value, flags & (re.IGNORECASE | re.DOTALL | re.ASCII | re.UNICODE))
@@ -118,22 +112,14 @@ def _matched(op: Any, value: Any, flags: int) -> Ranges:
     """The characters that a part of a pattern matches, as Python finds them."""
     inside = subpattern([(op, [*value] if op is sre.IN else value)])
     runs = compiled([(sre.MAX_REPEAT, (1, sre.MAXREPEAT, inside))], flags)
-    return tuple(
-        piece
-        for run in runs.finditer(_all_characters())
-        for piece in _without_surrogates(ord(run[0][0]), ord(run[0][-1]))
-    )
+    found = [run[0] for run in runs.finditer(_all_characters())]
+    others = complement([(ord(run[0]), ord(run[-1])) for run in found])
+    return complement(others)  # without surrogates, which a run may cross
 
 
 @cache
 def _all_characters() -> str:
-    return "".join(map(chr, (*range(_SURROGATES[0]), *range(_SURROGATES[1] + 1, _LAST + 1))))
-
-
-def _without_surrogates(low: int, high: int) -> Iterable[tuple[int, int]]:
-    if low < _SURROGATES[0] and high > _SURROGATES[1]:
-        return ((low, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, high))
-    return ((low, high),)
+    return "".join([chr(code) for low, high in complement(()) for code in range(low, high + 1)])
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -178,7 +164,7 @@ def _written_count(low: int, high: int) -> str:
 def _written_class(ranges: Sequence[tuple[int, int]]) -> str:
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _escaped(ranges[0][0], r"\.^$*+?{}[]|()")
-    others = _complement(ranges)
+    others = complement(ranges)
     if others and len(others) < len(ranges):
         return f"[^{_members(others)}]"
     return f"[{_members(ranges)}]"
@@ -207,14 +193,3 @@ def _escaped(code: int, special: str) -> str:
     character = chr(code)
     known = {"\0": r"\u0000", "\t": r"\t", "\n": r"\n", "\r": r"\r"}.get(character)
     return known or ("\\" + character if character in special else character)
-
-
-def _complement(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    found, begin = [], 0
-    for low, high in sorted((*ranges, _SURROGATES)):
-        if begin < low:
-            found.append((begin, low - 1))
-        begin = high + 1
-    if begin <= _LAST:
-        found.append((begin, _LAST))
-    return tuple(found)

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any  # Any: the parser's trees have no types
 
 Items = list[tuple[Any, Any]]
-"""What a pattern, or a part of it, consists of."""
+"""The parsed items of a pattern, or of a part of it."""
 
 BEGIN, END, _BEFORE_NEWLINE = 1, 2, 4
 """What a part may require, as flags: that the text begins before it, that it ends after it, that
@@ -108,7 +108,7 @@ class _Resolver:
         return found
 
     def _add(self, found: ByRequirement, required: int, items: Items) -> None:
-        """Add texts that require this, unless nothing meets it."""
+        """Add texts with this requirement, unless no place can meet it."""
         if required & END and required & _BEFORE_NEWLINE:
             return
         known = found.get(required)
@@ -144,8 +144,8 @@ class _Resolver:
             self._add(found, required, part)
 
     def _repetition(self, op: Any, low: int, high: int, parts: ByRequirement) -> ByRequirement:
-        """At most the first part is where the text begins, the last where it ends, and one more is
-        the newline after that."""
+        """Only the first copy can stand where the text begins, and only the last where it ends. One
+        more copy may be the newline after that."""
         everything = {required: [*part] for required, part in parts.items()}
         plain = parts.pop(0, None)
         if plain is not None and not parts:
@@ -215,7 +215,7 @@ def _item_may_be_empty(op: Any, value: Any) -> bool:
 
 
 def subpattern(items: Items) -> Any:
-    """The items as Python's parser has them inside others."""
+    """Wrap items the way Python's parser nests them."""
     return sre_parser.SubPattern(sre_parser.State(), items)
 
 

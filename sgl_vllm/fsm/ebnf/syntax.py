@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
-from sgl_vllm.fsm.characters import Ranges, normalized
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
+from sgl_vllm.protocol.code_points import Ranges, normalized
 
 MAX_RULES = 1_000
 MAX_NESTING = 100

@@ -48,8 +48,9 @@ a choice, which becomes a grammar. Together they take 40 MB at most, and some 0.
 _threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-validate")
 
 _valid_formats: WeakKeyDictionary[InputProcessor, dict[bytes, dict[str, Any]]] = WeakKeyDictionary()
-"""Of each engine, by the digests of formats as clients send them, what validation sets in them:
-which backend, and the grammar of a choice. The oldest are forgotten first."""
+"""For each engine, the formats that were valid, keyed by a digest of what the client sent. A value
+is what validation changed in the format: its backend, and the grammar of a choice. The oldest are
+forgotten first."""
 
 _validated: ContextVar[SamplingParams | None] = ContextVar("validated", default=None)
 """The parameters of the request that is being added, if their format has been validated."""
@@ -117,7 +118,7 @@ def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
 
 
 def _digest(structured: StructuredOutputsParams) -> bytes | None:
-    """Of all that a client sends of a format; None if that cannot be written as JSON."""
+    """A digest of a format as the client sent it; None if it cannot be written as JSON."""
     try:
         text = json.dumps(vars(structured), ensure_ascii=False)
         return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
