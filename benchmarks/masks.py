@@ -18,6 +18,7 @@ somewhere. One without instances is right when it compiles.
   refuses it. What is given up (--schema-limit) counts with the limit.
 - *Set-up* is the vocabulary's preprocessing and one trivial schema; *memory* is the process's
   growth from before the set-up to its peak. Backends run one after the other, each alone.
+- The garbage collector is on, with what set-up has made frozen, as in vLLM's engine.
 - outlines takes seconds per schema: it gets evenly chosen ones (--outlines-limit).
 - `sgl` reads schemas as the specification does. `sgl-stock` reads them as xgrammar does, which is a
   server's default; it runs only where it is named.
@@ -75,7 +76,7 @@ BACKENDS: dict[str, tuple[str, str, str | None]] = {
     "guidance": (f"{_VLLM}.backend_guidance", "GuidanceBackend", None),
     "outlines": (f"{_VLLM}.backend_outlines", "OutlinesBackend", None),
     "sgl": ("sgl_vllm.fsm.vllm.backend", "SglBackend", None),
-    "sgl-stock": ("sgl_vllm.fsm.vllm.backend", "SglBackend", "strict"),
+    "sgl-stock": ("sgl_vllm.fsm.vllm.backend", "SglBackend", "stock"),
 }
 """Module and class of each, and how it is to read schemas, if not in its usual way."""
 
@@ -87,11 +88,17 @@ DEFAULT_BACKENDS = [name for name in BACKENDS if name != "sgl-stock"]
 
 @dataclass(frozen=True)
 class Report:
-    """One backend's outcome over its cases. `memory_mib` is the peak of the process's growth."""
+    """One backend's outcome over its cases.
+
+    Attributes:
+        memory_mib: the peak of the process's growth.
+        collections_ns: how long each full garbage collection took.
+    """
 
     backend: str
     setup_s: float
     memory_mib: float
+    collections_ns: tuple[int, ...]
     times: Times
     verdicts: tuple[Verdict, ...]
 
@@ -104,6 +111,8 @@ class Report:
         return {
             "setup_s": self.setup_s,
             "memory_mib": self.memory_mib,
+            "collections": len(self.collections_ns),
+            "longest_collection_ms": max(self.collections_ns, default=0) / 1e6,
             "schemas": {
                 "tried": len(self.verdicts),
                 "right": total(lambda one: one.right),
@@ -142,32 +151,54 @@ def measure(
     eos_token_id: int,
     limit_s: float,
 ) -> Report:
-    """Sets the backend up and puts all cases to it; a failing set-up is raised."""
+    """Sets the backend up and puts all cases to it; a failing set-up is raised. The garbage
+    collector runs as in vLLM's engine, which freezes what start-up has made."""
     import psutil
 
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # so that it does not live in what an earlier one left
+    process = psutil.Process()
+    before = peak = process.memory_info().rss
+    begun_s = time.perf_counter()
+    asker = Asker(make(), eos_token_id, limit_s=max(limit_s, 600.0))
+    asker.ask(trivial)
+    setup_s = time.perf_counter() - begun_s
+    asker.limit_s, asker.times = limit_s, Times()
+    verdicts = []
+    gc.collect()
     gc.freeze()
-    gc.disable()
     try:
-        process = psutil.Process()
-        before = peak = process.memory_info().rss
-        begun_s = time.perf_counter()
-        asker = Asker(make(), eos_token_id, limit_s=max(limit_s, 600.0))
-        asker.ask(trivial)
-        setup_s = time.perf_counter() - begun_s
-        asker.limit_s, asker.times = limit_s, Times()
-        verdicts = []
-        with native_code_silenced() as screen:
+        with native_code_silenced() as screen, full_collections() as collections_ns:
             for case in tqdm(cases, desc=f"{name:9}", unit="schema", file=screen):
                 verdicts.append(asker.ask(case))
                 peak = max(peak, process.memory_info().rss)
-                gc.collect(0)
     finally:
-        gc.enable()
         gc.unfreeze()
-    return Report(name, setup_s, (peak - before) / 2**20, asker.times, tuple(verdicts))
+    memory_mib = (peak - before) / 2**20
+    return Report(name, setup_s, memory_mib, tuple(collections_ns), asker.times, tuple(verdicts))
+
+
+@contextmanager
+def full_collections() -> Iterator[list[int]]:
+    """The nanoseconds that each collection of the oldest generation takes meanwhile."""
+    found: list[int] = []
+    begun_ns = 0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal begun_ns
+        if info["generation"] < 2:
+            return
+        if phase == "start":
+            begun_ns = time.perf_counter_ns()
+        else:
+            found.append(time.perf_counter_ns() - begun_ns)
+
+    gc.callbacks.append(note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(note)
 
 
 @contextmanager
@@ -215,9 +246,7 @@ def backend_class(name: str) -> Callable[..., Any] | str:
         return str(error)
     if reading is None:
         return found
-    from sgl_vllm.fsm.schema import SchemaSemantics
-
-    return partial(found, semantics=SchemaSemantics(reading))
+    return partial(found, by_spec=reading == "spec")
 
 
 # -- the table
@@ -244,6 +273,8 @@ ROWS = (
     *((f"accept, {of}, µs", f"accept_us.{of}", ",.1f") for of in ("p50", "mean", "p99")),
     ("set-up, s", "setup_s", ".2f"),
     ("memory, MiB", "memory_mib", ",.0f"),
+    ("full garbage collections", "collections", ",d"),
+    ("  the longest, ms", "longest_collection_ms", ",.1f"),
 )
 """Lines of the table: the words, the place of the number in `Report.numbers`, and its format."""
 

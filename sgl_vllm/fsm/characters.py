@@ -14,8 +14,6 @@ Bytes = tuple[tuple[int, int], ...]
 DIGITS: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 SPACE: Ranges = ((9, 13), (0x20, 0x20), (0xA0, 0xA0))
-PLAIN_SPACE: Ranges = ((0x20, 0x20),)
-"""The characters of `SPACE` that xgrammar allows in a JSON string: not the no-break space."""
 ANY: Ranges = complement(())
 ECMA_SPACE: Ranges = (
     *((9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa
+from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
 from sgl_vllm.fsm.expressions import EMPTY, Expression
 from sgl_vllm.fsm.names import Names
 from sgl_vllm.fsm.tables import byte_set, column_classes
@@ -163,6 +163,26 @@ class StringBody:
         # Loops without checks follow it.
         assert self.table.min() >= -2 and self.table.max() < len(rows)
         self.first = [byte_set(row != -1) for row in self.table]
+        self._inside = np.unique(self.table[self.table >= 0]).tolist()
+        """The states that a string can be in."""
+        self._rest = self._as_dfa()
+
+    def rest(self, index: int) -> Dfa:
+        """The rest of a string of any length from a state on, up to its closing quote."""
+        terminal = self._rest.terminal(self._inside.index(index))
+        assert terminal is not None
+        return terminal
+
+    def _as_dfa(self) -> ByteDfa:
+        number = np.full(len(self.table) + 2, -1, np.int32)
+        number[self._inside] = np.arange(len(self._inside))
+        number[-2] = end = len(self._inside)
+        accepting = np.zeros(end + 1, np.bool_)
+        accepting[end] = True
+        nothing = np.full((1, 256), -1, np.int32)
+        return ByteDfa.of_table(
+            np.concatenate([number[self.table[self._inside]], nothing]), accepting
+        )
 
 
 STRING = StringBody("any")

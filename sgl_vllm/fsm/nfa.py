@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
 from sgl_vllm.fsm.characters import Bytes, encodings
@@ -212,19 +213,28 @@ class _Nfa(Assembly):
 
     def deterministic(self, end: int) -> ByteDfa:
         """The minimal automaton of the texts that lead from state 0 to `end`."""
-        table, accepting, classes = determinized(
-            self._num_states,
-            np.frombuffer(self._spans, np.int32).reshape(-1, 4),
-            np.frombuffer(self._empties, np.int32).reshape(-1, 2),
-            end,
-            MAX_STATES,
-            MAX_STEPS,
+        spans = np.frombuffer(self._spans, np.int32).reshape(-1, 4)
+        empties = np.frombuffer(self._empties, np.int32).reshape(-1, 2)
+        return dfa_of_transitions(self._num_states, spans, empties, end)
+
+
+def dfa_of_transitions(
+    num_states: int, spans: NDArray[np.int32], empties: NDArray[np.int32], end: int
+) -> ByteDfa:
+    """The minimal automaton of the texts that lead from state 0 to `end`.
+
+    Args:
+        spans: (spans, 4): source, first and last byte, target.
+        empties: (transitions without text, 2): source, target.
+
+    Raises TooComplexError: it needs more than `MAX_STATES` or `MAX_STEPS`.
+    """
+    table, accepting, classes = determinized(num_states, spans, empties, end, MAX_STATES, MAX_STEPS)
+    if not len(table):
+        raise TooComplexError(
+            f"the pattern needs more than {MAX_STATES:,} states, or too long to make them"
         )
-        if not len(table):
-            raise TooComplexError(
-                f"the pattern needs more than {MAX_STATES:,} states, or too long to make them"
-            )
-        return minimal(ByteDfa(table, classes, accepting))
+    return minimal(ByteDfa(table, classes, accepting))
 
 
 def _add_copies(numbers: array[int], begin: int, most: int, shift: list[int]) -> None:
@@ -252,8 +262,8 @@ def dfa_of(node: Node) -> ByteDfa:
     return nfa.deterministic(end)
 
 
-def cached_dfa(key: Hashable, tree: Callable[[], Node], num_characters: int) -> ByteDfa:
-    """As `dfa_of`, of what `tree` makes; the same automaton for the same key, if it is still known.
+def cached_dfa(key: Hashable, make: Callable[[], ByteDfa], num_characters: int) -> ByteDfa:
+    """What `make` returns; the same automaton for the same key, if it is still known.
 
     Args:
         num_characters: the length of the pattern that is the key.
@@ -261,7 +271,7 @@ def cached_dfa(key: Hashable, tree: Callable[[], Node], num_characters: int) -> 
     known = _cache.get(key)
     if known is not None:
         return known
-    return _cache.kept(key, dfa_of(tree()), num_characters)
+    return _cache.kept(key, make(), num_characters)
 
 
 class _Cache:

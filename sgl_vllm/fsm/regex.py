@@ -78,15 +78,6 @@ def _has_unread_anchor(pattern: str) -> bool:
         return False
 
 
-def full_match_in_json(pattern: str) -> ByteDfa:
-    """As `full_match`, of texts of characters that a JSON string can contain without an escape:
-    what xgrammar makes of a JSON schema's `pattern`.
-
-    Raises: as `full_match`, and UnsupportedPatternError where xgrammar may allow other texts, too.
-    """
-    return _cached(pattern, _whole_in_json)
-
-
 def json_string_search(pattern: str) -> ByteDfa:
     """The automaton of JSON strings, quotes included, in whose value `pattern` is found somewhere:
     JSON schema's `pattern`, as ECMA-262 reads it. `.` is any character but the four ends of lines,
@@ -98,7 +89,7 @@ def json_string_search(pattern: str) -> ByteDfa:
 
 
 def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
-    dfa = cached_dfa((tree, pattern), lambda: tree(pattern), len(pattern))
+    dfa = cached_dfa((tree, pattern), lambda: dfa_of(tree(pattern)), len(pattern))
     if dfa.is_empty:
         raise UnsupportedPatternError("nothing matches the pattern")
     return dfa
@@ -107,16 +98,6 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 def _whole(pattern: str) -> Node:
     _check_xgrammar_syntax(pattern)
     return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
-
-
-def _whole_in_json(pattern: str) -> Node:
-    _check_ecma_syntax(pattern)
-    _check_xgrammar_syntax(pattern)
-    items = _parse(pattern)
-    if _has_inner_anchor(items):
-        raise UnsupportedPatternError("an anchor inside the pattern")
-    _check_read_alike(items)
-    return _anchored(items, _NO_TEXT, _WITHOUT_ESCAPES)
 
 
 def _found_in_json(pattern: str) -> Node:
@@ -191,44 +172,6 @@ def _has_inner_anchor(items: Sequence[Any], is_first: bool = True, is_last: bool
     return False
 
 
-def _check_read_alike(items: Sequence[Any], in_branch: bool = False) -> None:
-    """Raises UnsupportedPatternError if xgrammar may read the pattern wrongly. It merges states of
-    its automata that are not equal: with 0.2.8, `(ab*)?` matches `b`, and `a|a{1,2}` matches
-    `aaa`. What is left to it is more than what it gets wrong."""
-    for op, value in items:
-        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            low, high, part = value
-            is_bounded = low != high and high is not sre.MAXREPEAT
-            is_optional_group = is_bounded and low == 0 and not _is_class(part)
-            if (is_bounded and in_branch) or (is_optional_group and not _has_one_length(part)):
-                raise UnsupportedPatternError("xgrammar may read the pattern differently")
-            _check_read_alike(part, in_branch)
-        elif op is sre.SUBPATTERN:
-            _check_read_alike(value[-1], in_branch)
-        elif op is sre.BRANCH:
-            for option in value[1]:
-                _check_read_alike(option, True)
-
-
-def _is_class(items: Sequence[Any]) -> bool:
-    """Whether it matches one character, of some."""
-    return len(items) == 1 and items[0][0] in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
-
-
-def _has_one_length(items: Sequence[Any]) -> bool:
-    """Whether nothing in it is a choice, or repeated a varying number of times."""
-    for op, value in items:
-        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            if value[0] != value[1] or not _has_one_length(value[2]):
-                return False
-        elif op is sre.SUBPATTERN:
-            if not _has_one_length(value[-1]):
-                return False
-        elif op is sre.BRANCH:
-            return False
-    return True
-
-
 _ECMA_TOKEN = re.compile(
     r"(?P<odd>\\[aAZUN]|\[\^?\]|\{,\d*\}|\(\?[#P])|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
     re.DOTALL,
@@ -295,11 +238,6 @@ _JSON_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF))
 _JSON_SHORT = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 
 
-def _plain_in_json(ranges: Ranges) -> Node:
-    """Those of some characters that a JSON string can contain as they are."""
-    return CharacterClass(intersection(ranges, _JSON_PLAIN))
-
-
 @cached_if_few
 def _in_json(ranges: Ranges) -> Node:
     r"""One of some characters as it is written inside a JSON string: control characters are `\n` or
@@ -338,9 +276,6 @@ class _Spelling(NamedTuple):
 
 
 _AS_IS = _Spelling(CharacterClass, characters.ANY, _categories(characters.SPACE))
-_WITHOUT_ESCAPES = _AS_IS._replace(
-    one_of=_plain_in_json, categories=_categories(characters.PLAIN_SPACE)
-)
 _ECMA_IN_JSON = _Spelling(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))
 
 

@@ -93,6 +93,7 @@ class TerminalWalks:
 
     def below(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> Walked:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
+        terminal = self._uncounted(terminal)
         known = trie_set.entered.get(terminal)
         if known is None:
             known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
@@ -104,6 +105,7 @@ class TerminalWalks:
         root = self._vocabulary.root
         if isinstance(terminal, Literals):
             return _spelled(root, terminal)
+        terminal = self._uncounted(terminal)
         key: object = terminal
         if isinstance(terminal, JsonString):
             # Beyond the longest token, the number of characters left makes no difference.
@@ -121,6 +123,16 @@ class TerminalWalks:
             known = self._from_root[key] = self._walk(root, terminal)
             self._charge(automaton)
         return known
+
+    def _uncounted(self, terminal: Terminal) -> Terminal:
+        """The same terminal, or an automaton if no token is as long as the string may be."""
+        if (
+            isinstance(terminal, JsonString)
+            and (terminal.low, terminal.names) == (0, None)
+            and (terminal.high is None or terminal.high > self._vocabulary.max_token_bytes)
+        ):
+            return terminal.body.rest(terminal.index)
+        return terminal
 
     def _charge(self, automaton: Automaton) -> None:
         num_threads, self._num_steps = divmod(self._num_steps, _STEPS_PER_THREAD)

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.effort import examples
@@ -46,7 +45,7 @@ def backend(**changes: Any) -> SglBackend:
         config,
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),
-        **{"semantics": SchemaSemantics.STRICT, **changes},
+        **{"by_spec": False, **changes},
     )
 
 

@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any  # Any: JSON
 
-from sgl_vllm.fsm.schema import SchemaSemantics
 from tests.unit.fsm.format_fuzz import REFUSALS, compiled
 from tests.unit.fsm.random_formats import random_format, random_schema, random_spec
 from tools.attack import hostile
@@ -76,7 +75,7 @@ def odd_requests(rng: random.Random, count: int) -> Iterator[Attack]:
 
 def _is_cheap(kind: str, spec: str) -> bool:
     with contextlib.suppress(*REFUSALS):
-        compiled(kind, spec, SchemaSemantics.STRICT)
+        compiled(kind, spec, by_spec=True)
         return True
     return len(spec) < SHORT and kind != "structural_tag"
 

@@ -3,7 +3,7 @@
 Owns which schemas are compiled here, and what they mean. Any other raises `UnsupportedSchemaError`
 and goes to another backend: handing a schema on is better than guessing. Pure.
 
-    keywords      which keywords exist, which are compiled, what their values look like
+    keywords      which keywords exist, and what their values look like
     values        JSON values: equality, types, spelling
     workspace     what one compilation may cost, and the schemas that it derives
     references    $ref, $id, anchors, drafts
@@ -22,11 +22,10 @@ and goes to another backend: handing a schema on is better than guessing. Pure.
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.schema.compiler import compile_schema, compiled_schema
 from sgl_vllm.fsm.schema.formats import compile_formats
-from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
+from sgl_vllm.fsm.schema.keywords import Schema
 
 __all__ = [
     "Schema",
-    "SchemaSemantics",
     "UnsupportedSchemaError",
     "compile_formats",
     "compile_schema",

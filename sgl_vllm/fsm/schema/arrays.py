@@ -29,8 +29,6 @@ def compile_array(context: Context, schema: dict[str, Any]) -> Compiled:
         return compile_unique(context, schema, first, rest, low, high)
     if "contains" in schema:
         return compile_containing(context, schema["contains"].values, first, rest, low, high)
-    if False in first and context.is_strict:
-        raise UnsupportedSchemaError("an item for which nothing is valid")
     prefix: list[Expression] = []
     for i, item in enumerate(first):
         expression = context.value_if_any(item) if item is not False else None
@@ -38,7 +36,7 @@ def compile_array(context: Context, schema: dict[str, Any]) -> Compiled:
             first, rest = first[:i], False
             break
         prefix.append(expression)
-    is_over = high == len(prefix) and not context.is_strict
+    is_over = high == len(prefix)
     other = context.value_if_any(rest) if rest is not False and not is_over else None
     if other is None:
         high = len(prefix) if high is None else min(high, len(prefix))

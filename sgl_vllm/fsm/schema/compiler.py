@@ -35,10 +35,8 @@ from sgl_vllm.fsm.schema.expansions import Expansions
 from sgl_vllm.fsm.schema.finiteness import Finiteness
 from sgl_vllm.fsm.schema.keywords import (
     CONSTRAINTS,
-    SUPPORTED,
     TYPES,
     Schema,
-    SchemaSemantics,
     several,
 )
 from sgl_vllm.fsm.schema.objects import compile_object
@@ -52,26 +50,18 @@ _MAX_ALTERNATIVES = 64
 cost while it runs."""
 
 
-def compile_schema(
-    schema: Schema | str,
-    *,
-    semantics: SchemaSemantics = SchemaSemantics.SPEC,
-    any_whitespace: bool = True,
-) -> Expression:
+def compile_schema(schema: Schema | str, *, any_whitespace: bool = True) -> Expression:
     """The JSON texts that are valid against `schema`: the expression of `compiled_schema`."""
-    return compiled_schema(schema, semantics=semantics, any_whitespace=any_whitespace).expression
+    return compiled_schema(schema, any_whitespace=any_whitespace).expression
 
 
-def compiled_schema(
-    schema: Schema | str, *, semantics: SchemaSemantics, any_whitespace: bool
-) -> CompiledFormat:
+def compiled_schema(schema: Schema | str, *, any_whitespace: bool) -> CompiledFormat:
     """The JSON texts that are valid against `schema`, with what the tables of its automata take.
 
     Cost: some tens of microseconds per subschema. The automaton costs what is visited of it.
 
     Args:
         schema: a schema, or its JSON text.
-        semantics: what it means where backends differ.
         any_whitespace: whether whitespace may stand between tokens, which is vLLM's default; if
             not, there is none.
 
@@ -86,7 +76,7 @@ def compiled_schema(
     if not isinstance(schema, dict | bool):
         raise UnsupportedSchemaError("a schema must be an object, true or false")
     try:
-        compiler = _Compiler(schema, text, semantics, any_whitespace)
+        compiler = _Compiler(schema, text, any_whitespace)
         expression = compiler.value(schema)
         compiler.finiteness.check()
         return CompiledFormat(expression, compiler.table_bytes)
@@ -116,20 +106,14 @@ class _Compiler:
     """Compiles one schema. Invariant: one expression for each subschema, so that a schema that
     refers to itself ends in itself."""
 
-    def __init__(
-        self, root: Schema, text: str, semantics: SchemaSemantics, any_whitespace: bool
-    ) -> None:
+    def __init__(self, root: Schema, text: str, any_whitespace: bool) -> None:
         self._workspace = workspace = Workspace()
-        is_strict = semantics is SchemaSemantics.STRICT
-        self._references = references = References(root, text, reads_ids=not is_strict)
+        self._references = references = References(root, text)
         self._complements = complements = Complements(references, workspace)
         expansions = Expansions(references, complements, workspace)
-        self._conjunctions = conjunctions = Conjunctions(
-            references, workspace, is_strict, expansions.of
-        )
+        self._conjunctions = conjunctions = Conjunctions(references, workspace, expansions.of)
         self._alternatives = Alternatives(conjunctions, workspace, complements.of)
         self._context = Context(
-            semantics,
             any_whitespace,
             references.whole_is_integer,
             workspace,
@@ -138,7 +122,6 @@ class _Compiler:
             complements.of,
             self.value,
         )
-        self._unsupported = CONSTRAINTS - SUPPORTED[semantics]
         self._made: dict[int, Expression] = {}
         self._anything: Expression | None = None
         self._plain: dict[str, Expression] = {}
@@ -220,8 +203,6 @@ class _Compiler:
     def _value(self, schema: dict[str, Any]) -> Expression:
         self._workspace.check(schema)
         constraints = CONSTRAINTS.intersection(schema)
-        if not self._unsupported.isdisjoint(schema):
-            constraints = self._supported(constraints, schema)
         if not constraints:
             return self._any_value()
         if len(constraints) == 1:
@@ -240,22 +221,10 @@ class _Compiler:
                 merged = self._conjunctions.both(merged, branch)
             return self._same(schema, merged)
         if "anyOf" in constraints or "oneOf" in constraints:
-            if self._context.is_strict and len(constraints) > 1:
-                raise UnsupportedSchemaError("anyOf beside other constraints")
             return self._any_of(schema, self._alternatives.of(schema) or [])
         if constraints & LISTING:
             return compile_enumeration(self._context, schema)
         return self._typed(schema, constraints)
-
-    def _supported(self, constraints: frozenset[str], schema: dict[str, Any]) -> frozenset[str]:
-        """The constraints of a schema, less those that constrain nothing. Raises
-        UnsupportedSchemaError for others that are not supported."""
-        for name in schema:
-            if name in self._unsupported:
-                if name != "uniqueItems" or schema[name] is not False:
-                    raise UnsupportedSchemaError(f"{name} is not supported")
-                constraints = constraints - {name}
-        return constraints
 
     def _same(self, schema: dict[str, Any], other: Schema) -> Expression:
         """The values of `schema`, which are those of `other`."""
@@ -281,13 +250,11 @@ class _Compiler:
     def _typed(self, schema: dict[str, Any], constraints: Set[str]) -> Expression:
         types = schema.get("type")
         if types is None:
-            types = self._implied_types(constraints)
+            types = TYPES
         elif isinstance(types, str):
             types = [types]
         if "number" in types:
             types = [t for t in types if t != "integer"]
-        if self._context.is_strict and len(types) > 1 and constraints - {"type"}:
-            raise UnsupportedSchemaError("several types with other constraints")
         ways: list[list[int]] = [] if {"object", "array"}.issuperset(types) else [[]]
         self.finiteness.add(id(schema), ways)
         options = []
@@ -295,7 +262,7 @@ class _Compiler:
             try:
                 compiled = self._of_type(name, schema)
             except NothingValidError:
-                if self._context.is_strict or len(types) == 1:
+                if len(types) == 1:
                     raise
                 continue
             if isinstance(compiled, Compiled):
@@ -326,21 +293,9 @@ class _Compiler:
             case _:
                 return literal(b"null")
 
-    def _implied_types(self, constraints: Set[str]) -> list[str]:
-        """The types that a schema without `type` allows."""
-        if not self._context.is_strict:
-            return list(TYPES)
-        if constraints & {"properties", "additionalProperties"}:
-            return ["object"]
-        if "items" in constraints:
-            return ["array"]
-        raise UnsupportedSchemaError("no type")
-
     def _any_value(self) -> Expression:
         """Any JSON value."""
         context = self._context
-        if context.is_strict and context.blank is EMPTY:
-            raise UnsupportedSchemaError("compact values of any type, with xgrammar's own spaces")
         if self._anything is None:
             value = self._anything = Lazy(lambda: Alt(options))
             text = string(JsonString.of(STRING))

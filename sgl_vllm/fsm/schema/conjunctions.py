@@ -28,7 +28,7 @@ from sgl_vllm.fsm.schema.siblings import (
     both_members,
     with_plain_bounds,
 )
-from sgl_vllm.fsm.schema.values import identity, listings
+from sgl_vllm.fsm.schema.values import identity
 from sgl_vllm.fsm.schema.workspace import MAX_DEPTH, Workspace
 
 _MERGING = 20
@@ -39,7 +39,6 @@ class Conjunctions:
     """Merges schemas of one compilation. The same pair gives the same result.
 
     Args:
-        is_strict: schemas are read as xgrammar does, so an object with `properties` is closed.
         expanded: rewrites keywords that are said by others; the same dict for the same dict.
     """
 
@@ -47,12 +46,10 @@ class Conjunctions:
         self,
         references: References,
         workspace: Workspace,
-        is_strict: bool,
         expanded: Callable[[dict[str, Any]], Schema],
     ) -> None:
         self._references = references
         self._workspace = workspace
-        self._is_strict = is_strict
         self._expanded = expanded
         self._merged: dict[tuple[int, int], Schema] = {}
         self._merging: set[int] = set()
@@ -97,17 +94,7 @@ class Conjunctions:
 
     def rewritten(self, schema: dict[str, Any]) -> Schema:
         """One step of `followed`, of a well-formed schema; `schema` itself where there is none."""
-        if not self._is_strict:
-            return self._expanded(schema)
-        if "$ref" in schema and listings(schema):
-            raise UnsupportedSchemaError("an enumeration beside a reference")
-        return self._behind(schema) if "$ref" in schema else schema
-
-    def _behind(self, schema: dict[str, Any]) -> Schema:
-        """The schema that the `$ref` of `schema` points to, with the keywords beside it."""
-        target = self._references.resolve(schema)
-        others = {k: v for k, v in schema.items() if k in CONSTRAINTS and k != "$ref"}
-        return self.both(target, others)
+        return self._expanded(schema)
 
     def _merge(self, a: Schema, b: Schema) -> Schema:
         if a is b:
@@ -120,7 +107,7 @@ class Conjunctions:
         if known is not None:
             return known
         for one, other in ((a, b), (b, a)):
-            comes_first = one is a or self._is_strict
+            comes_first = one is a
             if "allOf" in one:
                 return self._with_all_of(one, other, comes_first)
             for name in ("anyOf", "oneOf"):
@@ -128,12 +115,7 @@ class Conjunctions:
                     return self._with_branches(name, one, other, comes_first)
         if "type" in a and "type" in b and not _common_types(a["type"], b["type"]):
             return False
-        if (
-            "const" in a
-            and "const" in b
-            and not self._is_strict
-            and identity(a["const"]) != identity(b["const"])
-        ):
+        if "const" in a and "const" in b and identity(a["const"]) != identity(b["const"]):
             return False
         self._workspace.spend(_MERGING)
         merged: dict[str, Any] = {}
@@ -150,8 +132,6 @@ class Conjunctions:
         done: set[str] = set()
         for group, both_of_group in ((ARRAYS, both_items), (OBJECTS, both_members)):
             if a.keys() & group and b.keys() & group:
-                if self._is_strict:
-                    _check_closed(a, b)
                 merged |= both_of_group(a, b, self._both_kept)
                 done |= group
         for name in (*a, *(n for n in b if n not in a)):
@@ -159,7 +139,7 @@ class Conjunctions:
                 continue
             if name not in a or name not in b:
                 merged[name] = a.get(name, b.get(name))
-            elif name in _LISTED and not self._is_strict:
+            elif name in _LISTED:
                 merged[name] = _listed(name, several(a, name), several(b, name))
             elif identity(a[name]) == identity(b[name]):
                 merged[name] = a[name]
@@ -191,11 +171,9 @@ class Conjunctions:
         whole: Schema = other
         if not CONSTRAINTS.isdisjoint(rest):
             whole = self.both(rest, other) if comes_first else self.both(other, rest)
-        if name == "oneOf" and not self._is_strict:
+        if name == "oneOf":
             return self._with_exclusive(whole, branches_of(one[name]))
         branches = [self._workspace.keep(self.both(whole, branch)) for branch in one[name]]
-        if self._is_strict:
-            return {name: branches}
         possible = [branch for branch in branches if branch is not False]
         if len(possible) == 1:
             return possible[0]
@@ -211,14 +189,6 @@ class Conjunctions:
         if len(possible) == 1:
             return possible[0].whole
         return {"oneOf": Several(tuple(possible))} if possible else False
-
-
-def _check_closed(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Refuse a closed object beside properties of its own in another."""
-    for one, other in ((a, b), (b, a)):
-        extra = other.get("properties", {}).keys() - one.get("properties", {}).keys()
-        if extra and one.get("additionalProperties", True) is not True:
-            raise UnsupportedSchemaError("additionalProperties across a conjunction")
 
 
 def _merged_keyword(name: str, a: Any, b: Any) -> Any:

@@ -12,7 +12,7 @@ from sgl_vllm.fsm.json_string import JsonString
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.alternatives import Alternatives
 from sgl_vllm.fsm.schema.conjunctions import Conjunctions
-from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
+from sgl_vllm.fsm.schema.keywords import Schema
 from sgl_vllm.fsm.schema.values import quoted
 from sgl_vllm.fsm.schema.workspace import Workspace
 
@@ -31,7 +31,6 @@ class Context:
 
     def __init__(
         self,
-        semantics: SchemaSemantics,
         any_whitespace: bool,
         whole_is_integer: bool,
         workspace: Workspace,
@@ -40,7 +39,6 @@ class Context:
         complement: Callable[[Schema], Schema],
         value: Callable[[Schema], Expression],
     ) -> None:
-        self.is_strict = semantics is SchemaSemantics.STRICT
         self.whole_is_integer = whole_is_integer
         self.workspace = workspace
         self.conjunctions = conjunctions
@@ -56,9 +54,7 @@ class Context:
         return self.workspace.keep(self.conjunctions.both(a, b))
 
     def value_if_any(self, schema: Schema) -> Expression | None:
-        """As `value`; None if no value is valid, as far as such schemas are not refused."""
-        if self.is_strict:
-            return self.value(schema)
+        """As `value`; None if no value is valid."""
         try:
             return self.value(schema)
         except NothingValidError:

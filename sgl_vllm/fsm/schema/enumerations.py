@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.automaton import Automaton, State
-from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
+from sgl_vllm.fsm.errors import NothingValidError
 from sgl_vllm.fsm.expressions import Alt, Expression, Literals, literal
 from sgl_vllm.fsm.schema.context import Context
-from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, TYPES, Several, several
+from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, Several, several
 from sgl_vllm.fsm.schema.values import identity, is_a, listings, spelled
 
 LISTING = frozenset({"const", "enum"})
-_MAX_EXACT = 2**53
-"""The largest integer up to which a float holds all of them."""
 
 
 def compile_enumeration(context: Context, schema: dict[str, Any]) -> Expression:
@@ -25,8 +23,6 @@ def compile_enumeration(context: Context, schema: dict[str, Any]) -> Expression:
     containers: list[Expression] = []
     for value in allowed_values(context, schema):
         if isinstance(value, dict | list) and value:
-            if context.is_strict:
-                raise UnsupportedSchemaError("an enumeration of objects or arrays")
             containers.append(exactly(context, value))
         else:
             texts.append((spelled(value), None))
@@ -55,8 +51,6 @@ def exactly(context: Context, value: Any) -> Expression:
 
 def allowed_values(context: Context, schema: dict[str, Any]) -> list[Any]:
     """The values that `schema` lists and that the rest of it allows."""
-    if context.is_strict:
-        return _values_read_alike(schema)
     values, *more = listings(schema)
     for other in more:
         listed = {*map(identity, other)}
@@ -81,22 +75,6 @@ def allowed_values(context: Context, schema: dict[str, Any]) -> list[Any]:
         return []
     start = Automaton(expression).start
     return [v for v in values if _is_accepted(context, start, v)]
-
-
-def _values_read_alike(schema: dict[str, Any]) -> list[Any]:
-    """The values that `schema` lists, if xgrammar writes them as we do. It looks at the list alone,
-    not at the keywords beside it, and writes numbers in a way of its own."""
-    values, *more = listings(schema)
-    types = schema.get("type", TYPES)
-    names = [types] if isinstance(types, str) else types
-    if more or not CONSTRAINTS.intersection(schema) <= {"type", *LISTING}:
-        raise UnsupportedSchemaError("an enumeration beside other constraints")
-    for value in values:
-        if True not in [is_a(value, name) for name in names]:
-            raise UnsupportedSchemaError("a listed value that is not of the type")
-        if isinstance(value, float) or (isinstance(value, int) and abs(value) > _MAX_EXACT):
-            raise UnsupportedSchemaError("a listed number that xgrammar may write differently")
-    return values
 
 
 def _is_accepted(context: Context, state: State | None, value: Any) -> bool:

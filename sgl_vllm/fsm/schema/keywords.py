@@ -5,7 +5,6 @@ Owns these lists and what a keyword's own value must look like. Does not own wha
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,19 +57,6 @@ def branches_of(value: Any) -> tuple[Branch, ...]:
     return tuple([Branch(schema, schema) for schema in value])
 
 
-class SchemaSemantics(enum.Enum):
-    """What a schema means where backends differ.
-
-    SPEC: what the JSON Schema specification says.
-    STRICT: what xgrammar, vLLM's default backend, makes of it. An object has no other properties
-        than the listed ones unless `additionalProperties` says so, and `properties` implies
-        `"type": "object"`.
-    """
-
-    SPEC = "spec"
-    STRICT = "strict"
-
-
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -84,15 +70,6 @@ CONSTRAINTS = _names(
     "exclusiveMaximum multipleOf $dynamicRef $recursiveRef $anchor $dynamicAnchor"
 )
 """Keywords that constrain values. All others, such as `title`, are ignored."""
-
-SUPPORTED = {
-    SchemaSemantics.SPEC: CONSTRAINTS,
-    SchemaSemantics.STRICT: _names(
-        "$ref anyOf const enum type properties required additionalProperties items minItems "
-        "maxItems minLength maxLength"
-    ),
-}
-
 
 _ARE_NAMES = frozenset({str})
 """The types of names: a comparison of types takes a third less than a look at each name."""

@@ -41,8 +41,6 @@ def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> 
     is_plain = bounds.are_open and "multipleOf" not in schema and "not" not in schema
     if is_plain and not whole:
         return of_pattern(numbers.NUMBER).expression
-    if is_plain and context.is_strict:
-        return of_pattern("0|-?[1-9][0-9]*").expression
     common = context.workspace.common
     try:
         dfa = _within(bounds, whole)

@@ -25,8 +25,6 @@ MAX_COUNTED_PROPERTIES = 1_000
 
 def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
     """The objects that are valid against `schema`, with the listed properties in their order."""
-    if context.is_strict and schema.get("additionalProperties", False) is not False:
-        raise UnsupportedSchemaError("additionalProperties with strict semantics")
     objects = _Objects(context, schema)
     ways: list[list[int]] = []
     expressions: list[Expression] = []
@@ -34,18 +32,12 @@ def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
         try:
             expressions.append(objects.expression(kind))
         except NothingValidError:
-            if context.is_strict:
-                raise
-        else:
-            ways.append(ids(*[kind.members[name] for name in kind.required]))
+            continue
+        ways.append(ids(*[kind.members[name] for name in kind.required]))
     if not expressions:
         raise NothingValidError("no object is valid")
     inside = expressions[0] if len(expressions) == 1 else Alt(expressions)
     return Compiled(Seq(literal(b"{"), context.blank, inside), ways)
-
-
-_CLOSING = {"properties", "required"}
-"""In strict, an object with one of them has no member that is not listed."""
 
 
 class _Kind(NamedTuple):
@@ -69,8 +61,6 @@ class _Objects:
         self._context = context
         self._schema = schema
         self._kept = rules_of(schema)
-        if context.is_strict and not _CLOSING.isdisjoint(schema):
-            self._kept = ({**schema, "additionalProperties": False},)
         self._broken: tuple[Rule, ...] = several(schema, "not")
         self._rules = Rules(context, (*self._kept, *self._broken))
         self._required = dict.fromkeys(schema.get("required", []))

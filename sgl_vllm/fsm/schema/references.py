@@ -72,8 +72,6 @@ class References:
     Args:
         root: the document.
         text: the document as JSON.
-        reads_ids: if not, only pointers (RFC 6901) are read, and each starts at the document's
-            root, as xgrammar reads them.
 
     Attributes:
         siblings_count: whether keywords beside `$ref` constrain values. Up to draft 7, which
@@ -87,10 +85,10 @@ class References:
     Raises UnsupportedSchemaError: the document is of draft 7 or earlier and uses `prefixItems`.
     """
 
-    def __init__(self, root: Schema, text: str, *, reads_ids: bool = True) -> None:
+    def __init__(self, root: Schema, text: str) -> None:
         self._root = root
         dialect = root.get("$schema") if isinstance(root, dict) else None
-        self._dialect = dialect if isinstance(dialect, str) and reads_ids else ""
+        self._dialect = dialect if isinstance(dialect, str) else ""
         draft = next((n for name, n in DRAFTS.items() if name in self._dialect), _NEWEST)
         self.siblings_count = draft > 7
         self.contains_evaluates = draft >= 2020
@@ -104,8 +102,7 @@ class References:
         self._anchors: dict[tuple[str, str], Schema] = {}
         self._dynamic: dict[str, list[Schema]] = {}
         self._resolved: dict[tuple[_Resource, str], Schema] = {}
-        if reads_ids:
-            self._find_resources(text)
+        self._find_resources(text)
         self.has_resources = bool(self._resources)
 
     def targets(self, schema: dict[str, Any]) -> list[Schema]:

@@ -10,7 +10,6 @@ from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.json_string import (
     COUNTED_STRING,
     NAME_STRING,
-    PLAIN_STRING,
     STRING,
     JsonString,
     dfa_of_length,
@@ -41,9 +40,7 @@ def compile_string(context: Context, schema: dict[str, Any]) -> Expression:
         if unlisted is None or high is not None:
             return of_valid(language(context, schema))
         return string(JsonString.of(NAME_STRING, 0, low, names=Names.of(unlisted)))
-    body = STRING
-    if low or high is not None:  # xgrammar allows no escapes in such strings
-        body = PLAIN_STRING if context.is_strict else COUNTED_STRING
+    body = STRING if low == 0 and high is None else COUNTED_STRING
     return string(JsonString.of(body, 0, low, high))
 
 

@@ -1,13 +1,13 @@
 """vLLM's structured-output backend: our automata where they can compile a format, else vLLM's own.
 
 Owns vLLM's backend interface, the cache of automata, and the counters. Which texts are legal is
-decided in `fsm/schema/`, `fsm/schema_grammar.py`, `fsm/regex.py`, `fsm/ebnf/` and
+decided in `fsm/schema/`, `fsm/grammar_compiler.py`, `fsm/regex.py`, `fsm/ebnf/` and
 `fsm/structural_tag.py`, which tokens in `fsm/masks.py`.
 
     format                   by automata                                  otherwise
     json                     what `fsm/schema` supports, or, where a      xgrammar, guidance
                              schema means what xgrammar makes of it,
-                             what `fsm/schema_grammar.py` does
+                             what `fsm/grammar_compiler.py` does
     json_object, choice      always (vLLM turns a choice into a grammar)
     regex                    what `fsm/regex.py` supports                 xgrammar, guidance
     structural_tag           what `fsm/structural_tag.py` supports        xgrammar, guidance
@@ -47,7 +47,8 @@ from sgl_vllm.fsm.errors import (
     UnsupportedSchemaError,
     UnsupportedTagError,
 )
-from sgl_vllm.fsm.schema import SchemaSemantics, compile_formats
+from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
+from sgl_vllm.fsm.schema import compile_formats
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, XgrammarCall, too_long
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, one_of_few, within_limits
@@ -109,8 +110,8 @@ class SglBackend(StructuredOutputBackend):
 
     Args:
         vllm_config, tokenizer, vocab_size: as for vLLM's backends.
-        semantics: what a schema means where backends differ; a server should use those of the
-            backend that it would have without the plugin.
+        by_spec: whether a schema means what the specification says, or what xgrammar makes of it.
+            A server should read it as the backend that it would have without the plugin.
         use_automata: if not, vLLM's backends compile everything.
         stock: which of these is asked first, "xgrammar" or "guidance".
     """
@@ -121,19 +122,18 @@ class SglBackend(StructuredOutputBackend):
         tokenizer: TokenizerLike,
         vocab_size: int,
         *,
-        semantics: SchemaSemantics = SchemaSemantics.SPEC,
+        by_spec: bool = True,
         use_automata: bool = True,
         stock: str = "xgrammar",
     ) -> None:
         super().__init__(vllm_config, tokenizer=tokenizer, vocab_size=vocab_size)
         config = vllm_config.structured_outputs_config
         self._dialect = Dialect(
-            semantics=semantics,
+            by_spec=by_spec,
             any_whitespace=not config.disable_any_whitespace,
-            close_objects=config.disable_additional_properties
-            and semantics is SchemaSemantics.SPEC,
+            close_objects=config.disable_additional_properties and by_spec,
             prefers_guidance=stock == "guidance",
-            printed=self._printed if semantics is SchemaSemantics.STRICT else None,
+            parsed=self._parsed,
         )
         self._use_automata = use_automata
         self._preferred_stock = stock
@@ -231,7 +231,7 @@ class SglBackend(StructuredOutputBackend):
         with self._lock:
             resources = self._resources.get(id(compiler))
             if resources is None:
-                if self._use_automata and self._dialect.semantics is SchemaSemantics.SPEC:
+                if self._use_automata and self._dialect.by_spec:
                     compile_formats()
                 resources = TokenizerResources(compiler, self.tokenizer, self.vocab_size)
                 self._resources[id(compiler)] = resources
@@ -336,8 +336,8 @@ class SglBackend(StructuredOutputBackend):
             raise ValueError(f"no text satisfies the {title}")
         return grammar
 
-    def _printed(self, call: XgrammarCall) -> str:
-        return self._stock_backends().printed(call)
+    def _parsed(self, call: XgrammarCall) -> ParsedGrammar | None:
+        return self._stock_backends().parsed(call)
 
     def _stock_backends(self) -> StockBackends:
         with self._lock:

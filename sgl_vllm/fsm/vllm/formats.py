@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: the JSON of a request
 
-from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
+from vllm.v1.structured_output.backend_guidance import (
+    has_guidance_unsupported_json_features,
+    process_for_additional_properties,
+)
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
@@ -23,8 +26,9 @@ from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Literals
-from sgl_vllm.fsm.schema import SchemaSemantics, compiled_schema
-from sgl_vllm.fsm.schema_grammar import compile_schema_grammar
+from sgl_vllm.fsm.grammar_compiler import compile_parsed
+from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
+from sgl_vllm.fsm.schema import compiled_schema
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.vllm_api.vllm_source import installed_source
 
@@ -45,19 +49,19 @@ class Dialect:
     """What the server's options say about JSON.
 
     Attributes:
-        semantics: what a schema means where backends differ.
+        by_spec: whether a schema means what the specification says, or what xgrammar makes of it.
         any_whitespace: whether whitespace may stand between tokens.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
         prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
-        printed: prints the grammar that xgrammar makes of a schema, given the call that compiles
-            it; empty if it makes none. None where schemas do not mean what they mean to xgrammar.
+        parsed: the grammar that xgrammar makes of a format, given the call that compiles it; None
+            if it makes none.
     """
 
-    semantics: SchemaSemantics
+    by_spec: bool
     any_whitespace: bool
     close_objects: bool
     prefers_guidance: bool
-    printed: Callable[[XgrammarCall], str] | None
+    parsed: Callable[[XgrammarCall], ParsedGrammar | None]
 
 
 _source = installed_source()
@@ -96,16 +100,14 @@ def _compiled_json(spec: str, dialect: Dialect) -> CompiledFormat | None:
     schema = _parsed(spec)
     if dialect.close_objects:
         schema = process_for_additional_properties(schema)
-    if dialect.semantics is not SchemaSemantics.STRICT:
+    if dialect.by_spec:
         return _compiled_schema(schema, dialect)
-    try:
-        if _DELETE.search(spec):
-            raise UnsupportedSchemaError("xgrammar writes U+007F as an escape")
-        return _compiled_schema(_tool_calls(schema), dialect)
-    except UnsupportedSchemaError as error:
-        if has_xgrammar_unsupported_json_features(schema):
-            raise  # vLLM hands it to guidance
-        return _as_printed(_json_calls(spec, dialect)[0], dialect, error)
+    if has_xgrammar_unsupported_json_features(schema):
+        # vLLM hands it to guidance, or, if that has not these features either, to outlines, which
+        # reads it by the specification.
+        is_for_outlines = has_guidance_unsupported_json_features(schema)
+        return _compiled_schema(schema, dialect) if is_for_outlines else None
+    return _as_xgrammar_reads_it(_json_calls(spec, dialect)[0], dialect)
 
 
 def _compiled_schema(schema: Any, dialect: Dialect) -> CompiledFormat:
@@ -113,24 +115,12 @@ def _compiled_schema(schema: Any, dialect: Dialect) -> CompiledFormat:
         raise UnsupportedSchemaError("a schema must be an object, true or false")
     if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
         raise UnsupportedSchemaError("compact JSON has spaces after separators")
-    return compiled_schema(
-        schema, semantics=dialect.semantics, any_whitespace=dialect.any_whitespace
-    )
+    return compiled_schema(schema, any_whitespace=dialect.any_whitespace)
 
 
-_DELETE = re.compile(r"\x7f|\\u007[fF]")
-_NUL = re.compile(r"\\\\(?:\d|x00|u0000|u\{0|c@)|\\u0000")
-"""How JSON may write a pattern with a NUL. xgrammar prints a grammar up to its first NUL."""
-
-
-def _as_printed(
-    call: XgrammarCall, dialect: Dialect, error: UnsupportedSchemaError
-) -> CompiledFormat:
-    """A schema that was refused with `error`, as the grammar that xgrammar makes of it."""
-    grammar = dialect.printed(call) if dialect.printed else ""
-    if not grammar or _NUL.search(call[1]):
-        raise error
-    return CompiledFormat(compile_schema_grammar(grammar))
+def _as_xgrammar_reads_it(call: XgrammarCall, dialect: Dialect) -> CompiledFormat | None:
+    grammar = dialect.parsed(call)
+    return None if grammar is None else CompiledFormat(compile_parsed(grammar))
 
 
 def _parsed(spec: str) -> Any:
@@ -138,15 +128,6 @@ def _parsed(spec: str) -> Any:
         return json.loads(spec)
     except RecursionError:
         raise UnsupportedSchemaError("the format is nested too deeply") from None
-
-
-def _tool_calls(schema: Any) -> Any:
-    """The schema as xgrammar reads it, if it is vLLM's own for `tool_choice=required`: a list of
-    items that have a `type` and are `anyOf` some calls. xgrammar ignores that `type`."""
-    items = schema.get("items") if isinstance(schema, dict) else None
-    if isinstance(items, dict) and items.keys() == {"type", "anyOf"} and items["type"] == "object":
-        return {**schema, "items": {"anyOf": items["anyOf"]}}
-    return schema
 
 
 def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
@@ -186,13 +167,16 @@ def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | No
     dialect = replace(dialect, any_whitespace=True)
 
     def compile_part(schema: Any, style: str) -> CompiledFormat:
-        if style != "json":
-            error = UnsupportedSchemaError(f"the style {style} is not supported")
-            return _as_printed(_styled_call(schema, style), dialect, error)
-        try:
+        if style == "json" and dialect.by_spec:
             return _compiled_schema(schema, dialect)
-        except UnsupportedSchemaError as error:
-            return _as_printed(_json_calls(json.dumps(schema), dialect)[0], dialect, error)
+        if style == "json":
+            (call,) = _json_calls(json.dumps(schema), dialect)
+        else:
+            call = _styled_call(schema, style)
+        compiled = _as_xgrammar_reads_it(call, dialect)
+        if compiled is None:
+            raise UnsupportedSchemaError("xgrammar makes no grammar of it")
+        return compiled
 
     return compile_structural_tag(_parsed(spec), compile_part)
 

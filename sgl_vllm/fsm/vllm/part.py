@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
-from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.executor import GrammarExecutor
 from sgl_vllm.fsm.vllm.resources import bytes_of_tokens
@@ -52,7 +51,7 @@ def install_backend(engine: EngineView, manager: StructuredOutputManager) -> Sgl
         engine.vllm_config,
         tokenizer=manager.tokenizer,
         vocab_size=engine.vllm_config.model_config.get_vocab_size(),
-        semantics=SchemaSemantics.SPEC if by_spec else SchemaSemantics.STRICT,
+        by_spec=by_spec,
         use_automata=PART.name not in engine.off,
         stock="guidance" if stock == "guidance" else "xgrammar",
     )

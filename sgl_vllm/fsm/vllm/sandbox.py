@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.vllm.formats import XgrammarCall
 from sgl_vllm.fsm.vllm.limits import (
     COMPILE_TIMEOUT_S,
@@ -102,10 +103,11 @@ class XgrammarSandbox(SandboxedCompiler):
         """As `check`, for calls of xgrammar's compiler."""
         self.check(json.dumps(calls).encode(), title)
 
-    def printed(self, call: XgrammarCall, title: str) -> str:
-        """The grammar that xgrammar makes of a call's argument; empty if it makes none. Raises as
+    def parsed(self, call: XgrammarCall, title: str) -> ParsedGrammar | None:
+        """The grammar that xgrammar makes of a call's argument; None if it makes none. Raises as
         `check`."""
-        return self._ask(json.dumps({"print": call}).encode(), title).decode()
+        packed = self._ask(json.dumps({"parse": call}).encode(), title)
+        return ParsedGrammar.of(packed) if packed else None
 
 
 class GuidanceSandbox(SandboxedCompiler):

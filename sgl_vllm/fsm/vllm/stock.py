@@ -28,7 +28,7 @@ from vllm.v1.structured_output.backend_xgrammar import (
     has_xgrammar_unsupported_json_features,
 )
 
-from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect, XgrammarCall
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, tokenizer_info
@@ -43,8 +43,9 @@ Compile = Callable[[StructuredOutputOptions, str, set[int] | None], StructuredOu
 class StockBackends:
     """xgrammar and guidance.
 
-    xgrammar ignores what it does not know of a schema. With strict semantics that is stock vLLM's
-    answer; with the specification's semantics schemas go to guidance, which refuses instead.
+    xgrammar ignores what it does not know of a schema. Where a schema means what xgrammar makes of
+    it, that is stock vLLM's answer; where it means what the specification says, schemas go to
+    guidance, which refuses instead.
 
     Args:
         preferred: which is asked first, "xgrammar" or "guidance".
@@ -107,12 +108,12 @@ class StockBackends:
         except Exception as error:  # xgrammar's compiler raises RuntimeError
             raise ValueError(f"the {form.title} cannot be compiled: {error}") from error
 
-    def printed(self, call: XgrammarCall) -> str:
-        """The grammar that xgrammar makes of a call's argument; empty if it makes none.
+    def parsed(self, call: XgrammarCall) -> ParsedGrammar | None:
+        """The grammar that xgrammar makes of a call's argument; None if it makes none.
 
         Raises NotCompiledError: that takes too much time or memory, or others do.
         """
-        return self._xgrammar_sandbox.printed(call, FORMATS[StructuredOutputOptions.JSON].title)
+        return self._xgrammar_sandbox.parsed(call, FORMATS[StructuredOutputOptions.JSON].title)
 
     def stop(self) -> None:
         self._xgrammar_sandbox.stop()
@@ -120,12 +121,9 @@ class StockBackends:
 
     def _order(self, request_type: StructuredOutputOptions, spec: str) -> list[Compile]:
         is_json = request_type == StructuredOutputOptions.JSON
-        if self._preferred == "guidance" or (
-            is_json and self._dialect.semantics is SchemaSemantics.SPEC
-        ):
+        is_for_guidance = is_json and (self._dialect.by_spec or _xgrammar_lacks(spec))
+        if is_for_guidance or self._preferred == "guidance":
             return [self._by_guidance]
-        if is_json and _xgrammar_lacks(spec):
-            return [self._by_guidance, self._by_xgrammar]
         return [self._by_xgrammar, self._by_guidance]
 
     def _by_xgrammar(

@@ -34,9 +34,10 @@ from sgl_vllm.fsm.errors import (
 )
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.masks import Bitmasks
-from sgl_vllm.fsm.schema import SchemaSemantics, compiled_schema
+from sgl_vllm.fsm.schema import compiled_schema
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
+from tests.unit.fsm.parsed import compile_by
 from tests.unit.fsm.random_formats import random_spec
 
 REFUSALS = (
@@ -77,11 +78,13 @@ def vocabulary(num_tokens: int) -> Vocabulary:
     return Vocabulary([b""] * NUM_SPECIAL + pieces, num_tokens)
 
 
-def compiled(kind: str, spec: str, semantics: SchemaSemantics) -> Expression:
+def compiled(kind: str, spec: str, by_spec: bool) -> Expression:
     def of_schema(schema: object, style: str = "json") -> CompiledFormat:
         if style != "json" or not isinstance(schema, dict | bool):
             raise UnsupportedSchemaError("left to xgrammar")
-        return compiled_schema(schema, semantics=semantics, any_whitespace=True)
+        if by_spec:
+            return compiled_schema(schema, any_whitespace=True)
+        return CompiledFormat(compile_by("compile_json_schema", json.dumps(schema)))
 
     match kind:
         case "json":
@@ -139,10 +142,10 @@ def fuzz(count: int, seed: int, num_tokens: int) -> Outcome:
     masks = Bitmasks(v)
     for _ in range(count):
         kind, spec = random_spec(rng)
-        semantics = rng.choice((SchemaSemantics.STRICT, SchemaSemantics.SPEC))
+        by_spec = rng.random() < 0.5
         outcome.formats += 1
         try:
-            automaton = Automaton(compiled(kind, spec, semantics))
+            automaton = Automaton(compiled(kind, spec, by_spec))
             write(automaton.start, masks, v, rng, outcome)
         except REFUSALS:
             outcome.refused += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq
 from sgl_vllm.fsm.regex import full_match
-from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+from sgl_vllm.fsm.schema import compile_schema
 
 _TREE = {
     "type": "object",
@@ -73,7 +73,6 @@ def _choices() -> Expression:
 
 
 GRAMMARS |= {
-    "tree, strict": lambda: compile_schema(_TREE, semantics=SchemaSemantics.STRICT),
     "regex": lambda: full_match(r"(?:[a-z]+ )*\d{1,3}(?:\.\d+)?").expression,
     "regex of any character": lambda: full_match(r"[^é]{0,20}é.*").expression,
     "choices": _choices,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.schema import (
-    SchemaSemantics,
     UnsupportedSchemaError,
     compile_schema,
     compiled_schema,
@@ -128,7 +127,7 @@ def test_tables_are_counted_and_limited(monkeypatch):
         return {"type": "object", "properties": texts}
 
     def bytes_of(schema):
-        compiled = compiled_schema(schema, semantics=SchemaSemantics.SPEC, any_whitespace=True)
+        compiled = compiled_schema(schema, any_whitespace=True)
         return compiled.table_bytes
 
     assert bytes_of({"type": "string"}) == 0

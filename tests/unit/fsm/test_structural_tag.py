@@ -17,7 +17,7 @@ from sgl_vllm.fsm.errors import (
     UnsupportedPatternError,
     UnsupportedTagError,
 )
-from sgl_vllm.fsm.schema import SchemaSemantics, compiled_schema
+from sgl_vllm.fsm.schema import compiled_schema
 from sgl_vllm.fsm.structural_tag import MAX_FORMATS, compile_structural_tag
 
 JSON = {"type": "json_schema", "json_schema": {"enum": [1, 22]}}
@@ -46,7 +46,7 @@ def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
 def automaton(form: dict[str, Any]) -> Automaton:
     def schema(one: Any, style: str) -> Any:
         assert style == "json"
-        return compiled_schema(one, semantics=SchemaSemantics.STRICT, any_whitespace=True)
+        return compiled_schema(one, any_whitespace=True)
 
     tag = {"type": "structural_tag", "format": form}
     return Automaton(compile_structural_tag(tag, schema).expression)
