@@ -13,27 +13,19 @@ tokens in them, are shared: strings are `JsonString`, blanks and numbers are aut
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
-from sgl_vllm.fsm.characters import ANY
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.free_text import begins_in, free_text
 from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of, dfa_of_transitions
-from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar, Pattern
+from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar, Parts, Pattern, bytes_of
 from sgl_vllm.fsm.regex import of_pattern
-from sgl_vllm.fsm.small_cache import cached_if_few
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
-from sgl_vllm.protocol.code_points import Ranges, complement, intersection, normalized
-
-_PUNCTUATION = frozenset(b'{}[]:,"')
-_MAX_POSITIONS = 200
-"""Characters of a rule, with what is repeated counted as often. A larger rule is a structure of
-smaller automata."""
+from sgl_vllm.fsm.regular_parts import RegularParts, class_node
 
 _ESCAPE = (1, 17, 0, 34, 34, 92, 92, 47, 47, 98, 98, 102, 102, 110, 110, 114, 114, 116, 116)
 _HEX_DIGIT = (1, 7, 0, 65, 70, 97, 102, 48, 57)
@@ -48,37 +40,38 @@ _STRING_REST = (
 _PLAIN = (1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10)
 """A character of a string with a length, of which xgrammar allows no escapes."""
 
-Parts: TypeAlias = "tuple[int, ...]"
-"""Expressions, one after another."""
 
-
-def compile_parsed(grammar: ParsedGrammar) -> Expression:
+def compile_parsed(
+    grammar: ParsedGrammar, marks: Mapping[bytes, Expression] | None = None
+) -> Expression:
     """The texts that a grammar allows.
 
-    Cost: some microseconds per KB, and what its patterns take. All else is made when a walk
-    reaches it.
+    Cost: some microseconds per KB, and what its patterns and free texts take. All else is made when
+    a walk reaches it.
+
+    Args:
+        marks: texts that stand for an expression where they are the whole text of a rule.
 
     Raises:
-        UnsupportedGrammarError: it has a construct that is not known here.
+        UnsupportedGrammarError, UnsupportedTagError: it has a construct that is not known here.
         TooComplexError: it, or one of its patterns, is too large.
     """
-    compiler = _Compiler(grammar)
-    for pattern in grammar.checked():
-        compiler.expression(pattern)
+    compiler = _Compiler(grammar, marks or {})
+    for number in grammar.checked():
+        compiler.expression(number)
     return compiler.rule(grammar.root)
 
 
 class _Compiler:
     """Makes the expressions of one grammar, each once, so that a rule may contain itself."""
 
-    def __init__(self, grammar: ParsedGrammar) -> None:
-        self._data, self._begins = grammar.data, grammar.begins
-        self._patterns = grammar.patterns
-        self._bodies: list[int] = grammar.bodies.tolist()
+    def __init__(self, grammar: ParsedGrammar, marks: Mapping[bytes, Expression]) -> None:
+        self._marks = marks
+        self._grammar = grammar
+        self._regular = RegularParts(grammar)
         self._rules: dict[int, Expression] = {}
         self._expressions: dict[int, Expression] = {}
         self._sequences: dict[Parts, Expression] = {}
-        self._regular: dict[int, _Regular | None] = {}
 
     def rule(self, rule: int) -> Expression:
         known = self._rules.get(rule)
@@ -89,7 +82,26 @@ class _Compiler:
     def _rule(self, rule: int) -> Expression:
         if self._is_string_rest(rule):
             return JsonString.of(STRING)
-        return self.expression(self._bodies[rule])
+        again, first = self._begun_by_itself(rule)
+        if not again:
+            return self.expression(self._grammar.bodies[rule])
+        once = self._choice(self._options(first))
+        more = [
+            Seq(self._sequence(parts[:-1]), once)
+            if parts and self._grammar.is_rule(parts[-1], rule)
+            else self._sequence(parts)
+            for parts in again
+        ]
+        return Seq(once, _repeated(Alt(more), 0, None))
+
+    def _begun_by_itself(self, rule: int) -> tuple[list[Parts], list[Parts]]:
+        """What follows the rule in those of its options that begin with it, and the other options.
+
+        expr ::= expr "+" expr | num      is      num ("+" num)*
+        """
+        options = self._alternatives(self._grammar.bodies[rule])
+        again = [one for one in options if one and self._grammar.is_rule(one[0], rule)]
+        return [one[1:] for one in again], [one for one in options if one not in again]
 
     def expression(self, number: int) -> Expression:
         known = self._expressions.get(number)
@@ -98,44 +110,42 @@ class _Compiler:
         return known
 
     def _made(self, number: int) -> Expression:
-        kind, *numbers = self._numbers(number)
+        kind, *numbers = self._grammar.numbers(number)
         if kind != Kind.BYTES:
-            regular = self._regular_part(number)
+            regular = self._regular.of(number)
             if regular is not None:
                 return regular.expression
         match kind:
             case Kind.BYTES:
-                return literal(bytes(numbers))
+                data = bytes_of(numbers)
+                return self._marks.get(data) or literal(data)
             case Kind.RULE:
                 return self.rule(numbers[0])
             case Kind.SEQUENCE:
-                return self._sequence(self._parts(number))
+                return self._sequence(self._grammar.parts(number))
             case Kind.CHOICE:
-                return self._choice(self._options(number))
+                return self._choice(self._options(self._alternatives(number)))
             case Kind.REPEAT:
                 rule, low, high = numbers
                 return _repeated(self.rule(rule), low, None if high < 0 else high)
             case Kind.TAGS:
                 return self._free_text(numbers)
+            case Kind.CLASS | Kind.CLASS_STAR:  # a large one
+                return dfa_of(class_node(kind, numbers)).expression
             case _:
-                return _dfa_of(self._patterns[number]).expression
-
-    def _numbers(self, number: int) -> list[int]:
-        """The kind of an expression, and the numbers that follow it."""
-        kind, _, *numbers = self._data[self._begins[number] : self._begins[number + 1]].tolist()
-        return [kind, *numbers]
+                return _dfa_of(self._grammar.patterns[number]).expression
 
     def _is_string_rest(self, rule: int) -> bool:
         """Whether a rule is the rest of a JSON string after its opening quote."""
         shape: list[tuple[int, ...]] = []
-        pending = [self._bodies[rule]]
+        pending = [self._grammar.bodies[rule]]
         known = {rule: 0}
         for number in pending:  # grows on the way
-            kind, *numbers = self._numbers(number)
+            kind, *numbers = self._grammar.numbers(number)
             if kind == Kind.RULE:
                 if numbers[0] not in known:
                     known[numbers[0]] = len(known)
-                    pending.append(self._bodies[numbers[0]])
+                    pending.append(self._grammar.bodies[numbers[0]])
                 shape.append((kind, known[numbers[0]]))
             elif kind in (Kind.SEQUENCE, Kind.CHOICE):
                 shape.append((kind, len(numbers)))
@@ -148,36 +158,41 @@ class _Compiler:
 
     # -- sequences and choices ---------------------------------------------------------------------
 
-    def _parts(self, number: int) -> Parts:
-        """What an expression is a sequence of, without parts that are empty."""
-        kind, *numbers = self._numbers(number)
-        if kind == Kind.SEQUENCE:
-            return tuple([part for one in numbers for part in self._parts(one)])
-        return () if kind == Kind.EMPTY or (kind == Kind.BYTES and not numbers) else (number,)
-
-    def _options(self, number: int) -> list[Parts]:
-        """What a choice is between. Rules that are nothing but choices are part of it."""
+    def _options(self, pending: list[Parts]) -> list[Parts]:
+        """What a choice is between. A rule that is an option becomes its own options, unless other
+        options begin with it."""
         options: dict[Parts, None] = {}
-        pending = [number]
-        seen = {number}
+        begun = Counter([self._grammar.key(option[0]) for option in pending if option])
+        inlined: set[int] = set()
         while pending:
-            number = pending.pop()
-            kind, *numbers = self._numbers(number)
-            if kind == Kind.CHOICE and self._regular_part(number) is None:
-                inside = numbers
-            elif kind == Kind.RULE and self._is_structure(numbers[0]):
-                inside = [self._bodies[numbers[0]]]
-            elif kind == Kind.SEQUENCE and len(numbers) == 1:
-                inside = numbers
-            else:
-                options[self._parts(number)] = None
+            option = pending.pop()
+            rule = self._structure(option)
+            if rule is None or rule in inlined or begun[self._grammar.key(option[0])] > 1:
+                options[option] = None
                 continue
-            pending += [one for one in reversed(inside) if one not in seen]
-            seen.update(inside)
+            inlined.add(rule)
+            inside = self._alternatives(self._grammar.bodies[rule])
+            begun.update([self._grammar.key(one[0]) for one in inside if one])
+            pending += inside
         return [*options]
 
-    def _is_structure(self, rule: int) -> bool:
-        return not self._is_string_rest(rule) and self._regular_part(self._bodies[rule]) is None
+    def _alternatives(self, number: int) -> list[Parts]:
+        kind, *numbers = self._grammar.numbers(number)
+        if kind == Kind.CHOICE and self._regular.of(number) is None:
+            return [parts for one in reversed(numbers) for parts in self._alternatives(one)]
+        if kind == Kind.SEQUENCE and len(numbers) == 1:
+            return self._alternatives(numbers[0])
+        return [self._grammar.parts(number)]
+
+    def _structure(self, option: Parts) -> int | None:
+        """The rule that an option is, if it is one, and that rule is a structure."""
+        if len(option) != 1:
+            return None
+        kind, *numbers = self._grammar.numbers(option[0])
+        if kind != Kind.RULE or self._is_string_rest(numbers[0]):
+            return None
+        is_loop = self._begun_by_itself(numbers[0])[0]
+        return None if is_loop or self._regular.of_rule(numbers[0]) is not None else numbers[0]
 
     def _choice(self, options: list[Parts]) -> Expression:
         """Any of several sequences. What they begin with in common is written once."""
@@ -186,15 +201,14 @@ class _Compiler:
         for option in options:
             if option:
                 first, *rest = option
-                key = self._data[self._begins[first] : self._begins[first + 1]].tobytes()
-                begun.setdefault(key, (first, []))[1].append(tuple(rest))
+                begun.setdefault(self._grammar.key(first), (first, []))[1].append(tuple(rest))
             else:
                 made.append(EMPTY)
         texts: list[tuple[bytes, Expression | None]] = []
         for first, rests in begun.values():
-            kind, *numbers = self._numbers(first)
-            if kind == Kind.BYTES:
-                texts.append((bytes(numbers), self._following(rests)))
+            kind, *numbers = self._grammar.numbers(first)
+            if kind == Kind.BYTES and bytes_of(numbers) not in self._marks:
+                texts.append((bytes_of(numbers), self._following(rests)))
             elif len(rests) == 1:
                 made.append(self._sequence((first, *rests[0])))
             else:
@@ -219,7 +233,7 @@ class _Compiler:
         position = 0
         while position < len(parts):
             part, *following = parts[position : position + 2]
-            text = self._text(following[0]) if following else b""
+            text = self._grammar.text(following[0]) if following else b""
             word = self._excluded_word(part)
             if text.startswith(b'"') and (limits := self._limits_of_plain(part)):
                 made += [JsonString.of(RAW_STRING, 0, *limits), literal(text[1:])]
@@ -232,36 +246,31 @@ class _Compiler:
                 position += 1
         return made[0] if len(made) == 1 else Seq(*made)
 
-    def _text(self, number: int) -> bytes:
-        kind, *numbers = self._numbers(number)
-        return bytes(numbers) if kind == Kind.BYTES else b""
-
     def _limits_of_plain(self, number: int) -> tuple[int, int | None] | None:
         """How often a character of a string with `minLength` or `maxLength` is repeated."""
-        kind, *numbers = self._numbers(number)
-        if kind != Kind.REPEAT or self._resolved(self._bodies[numbers[0]]) != _PLAIN:
+        kind, *numbers = self._grammar.numbers(number)
+        if (
+            kind != Kind.REPEAT
+            or self._grammar.resolved(self._grammar.bodies[numbers[0]]) != _PLAIN
+        ):
             return None
         _, low, high = numbers
         return low, None if high < 0 else high
-
-    def _resolved(self, number: int) -> tuple[int, ...]:
-        """The expression behind rules, choices and sequences of one."""
-        kind, *numbers = self._numbers(number)
-        while kind in (Kind.RULE, Kind.SEQUENCE, Kind.CHOICE) and len(numbers) == 1:
-            number = self._bodies[numbers[0]] if kind == Kind.RULE else numbers[0]
-            kind, *numbers = self._numbers(number)
-        return kind, len(numbers), *numbers
 
     # -- free text ---------------------------------------------------------------------------------
 
     def _free_text(self, numbers: list[int]) -> Expression:
         """Free text up to one of several words, what follows it, and maybe free text again."""
         *pairs, is_repeated, _ = numbers
-        words = {self._text(word): rule for word, rule in zip(pairs[::2], pairs[1::2], strict=True)}
-        excluded = frozenset(self._excluded(numbers))
+        words = {
+            self._grammar.text(word): rule
+            for word, rule in zip(pairs[::2], pairs[1::2], strict=True)
+        }
+        excluded = _shortest({*self._excluded(numbers)})
+        words = {one: rule for one, rule in words.items() if not any(w in one for w in excluded)}
         if not words and not excluded:
             return of_pattern(r"[\s\S]*").expression
-        text = free_text(tuple(words), excluded - words.keys())
+        text = free_text(tuple(words), excluded)
         again: Expression = Lazy(lambda: whole) if is_repeated else EMPTY
         whole = Alt(
             [
@@ -276,78 +285,15 @@ class _Compiler:
 
     def _excluded(self, numbers: list[int]) -> list[bytes]:
         """What free text must not contain."""
-        return [self._text(one) for one in self._numbers(numbers[-1])[1:]]
+        return [self._grammar.text(one) for one in self._grammar.numbers(numbers[-1])[1:]]
 
     def _excluded_word(self, number: int) -> bytes | None:
         """What free text must not contain, if an expression is that and it is one word."""
-        kind, _, *numbers = self._resolved(number)
+        kind, _, *numbers = self._grammar.resolved(number)
         if kind != Kind.TAGS or len(numbers) != 2:
             return None
         words = self._excluded(numbers)
         return words[0] if len(words) == 1 else None
-
-    # -- regular parts without punctuation ---------------------------------------------------------
-
-    def _regular_part(self, number: int) -> _Regular | None:
-        """The texts of a part; None if they are many, not regular, or have punctuation of JSON."""
-        if number not in self._regular:
-            self._regular[number] = None  # a rule that contains itself
-            self._regular[number] = self._new_regular_part(number)
-        return self._regular[number]
-
-    def _new_regular_part(self, number: int) -> _Regular | None:
-        kind, *numbers = self._numbers(number)
-        match kind:
-            case Kind.BYTES:
-                data = bytes(numbers)
-                if not data.isascii() or not _PUNCTUATION.isdisjoint(data):
-                    return None
-                return _limited(Text(data), max(1, len(data)))
-            case Kind.EMPTY:
-                return _Regular(Text(b""), 1)
-            case Kind.CLASS:
-                return _Regular(_class(tuple(numbers)), 1)
-            case Kind.CLASS_STAR:
-                return _Regular(Repetition(_class(tuple(numbers)), 0, None), 1)
-            case Kind.RULE:
-                return self._regular_part(self._bodies[numbers[0]])
-            case Kind.SEQUENCE:
-                return self._joined(numbers, Sequence)
-            case Kind.CHOICE:
-                return self._joined(numbers, Choice)
-            case Kind.REPEAT:
-                rule, low, high = numbers
-                inside = self._regular_part(self._bodies[rule])
-                if inside is None:
-                    return None
-                repeated = Repetition(inside.node, low, None if high < 0 else high)
-                return _limited(repeated, inside.size * max(low, high, 1))
-            case _:
-                return None
-
-    def _joined(
-        self, numbers: list[int], join: Callable[[tuple[Node, ...]], Node]
-    ) -> _Regular | None:
-        found: list[_Regular] = []
-        for number in numbers:
-            part = self._regular_part(number)
-            if part is None:
-                return None
-            found.append(part)
-        if len(found) == 1:
-            return found[0]
-        return _limited(join(tuple([one.node for one in found])), sum([one.size for one in found]))
-
-
-class _Regular(NamedTuple):
-    """A regular part of a grammar, without references, and how many positions it has."""
-
-    node: Node
-    size: int
-
-    @property
-    def expression(self) -> Expression:
-        return cached_dfa(self.node, lambda: dfa_of(self.node), _MAX_POSITIONS).expression
 
 
 def _dfa_of(pattern: Pattern) -> ByteDfa:
@@ -371,16 +317,9 @@ def _made_dfa(pattern: Pattern) -> ByteDfa:
     )
 
 
-def _limited(node: Node, size: int) -> _Regular | None:
-    return _Regular(node, size) if size <= _MAX_POSITIONS else None
-
-
-@cached_if_few
-def _class(numbers: tuple[int, ...]) -> Node:
-    """A class of characters, as far as UTF-8 can write them."""
-    is_negated, *ends = numbers
-    ranges: Ranges = normalized([*zip(ends[::2], ends[1::2], strict=True)])
-    return CharacterClass(complement(ranges) if is_negated else intersection(ranges, ANY))
+def _shortest(words: set[bytes]) -> frozenset[bytes]:
+    """Those that contain no other one: a text without these has none of `words`."""
+    return frozenset(one for one in words if not any(other in one for other in words - {one}))
 
 
 def _repeated(part: Expression, low: int, high: int | None) -> Expression:

@@ -13,14 +13,16 @@ grammar is compiled (`grammar_compiler.py`), nor who asks xgrammar (`vllm/`). Pu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sgl_vllm.fsm import grammar_check
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
-from sgl_vllm.jit import compiled
 
 
 class Kind(IntEnum):
@@ -49,9 +51,9 @@ class Kind(IntEnum):
 
 
 _MAX_EXPRESSIONS = 1_000_000
-_MAX_PASSES = 100
 
-_GOOD, _UNKNOWN, _ENDLESS, _TOO_LARGE = range(4)
+Parts: TypeAlias = "tuple[int, ...]"
+"""Expressions, one after another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ class ParsedGrammar:
 
     data: NDArray[np.int32]
     begins: NDArray[np.int32]
-    bodies: NDArray[np.int32]
+    bodies: list[int]
     root: int
     patterns: dict[int, Pattern]
 
@@ -95,179 +97,68 @@ class ParsedGrammar:
         patterns = {}
         for (number, start), ends, edges in zip(*[iter(automata)] * 3, strict=True):
             patterns[int(number)] = Pattern(int(start), ends, edges.reshape(-1, 4))
-        return cls(data, begins, bodies, int(root), patterns)
+        return cls(data, begins, bodies.tolist(), int(root), patterns)
+
+    def numbers(self, number: int) -> list[int]:
+        """The kind of an expression, and the numbers that follow it."""
+        kind, _, *numbers = self.data[self.begins[number] : self.begins[number + 1]].tolist()
+        return [kind, *numbers]
+
+    def parts(self, number: int) -> Parts:
+        """What an expression is a sequence of, without parts that are empty."""
+        kind, *numbers = self.numbers(number)
+        if kind == Kind.SEQUENCE:
+            return tuple([part for one in numbers for part in self.parts(one)])
+        return () if kind == Kind.EMPTY or (kind == Kind.BYTES and not numbers) else (number,)
+
+    def is_rule(self, number: int, rule: int) -> bool:
+        """Whether an expression is nothing but a rule."""
+        return self.numbers(number) == [Kind.RULE, rule]
+
+    def key(self, number: int) -> bytes:
+        """Equal for equal expressions, as far as they are written equally."""
+        return self.data[self.begins[number] : self.begins[number + 1]].tobytes()
+
+    def text(self, number: int) -> bytes:
+        """The bytes of an expression that is nothing else; empty for others."""
+        kind, *numbers = self.numbers(number)
+        return bytes_of(numbers) if kind == Kind.BYTES else b""
+
+    def resolved(self, number: int) -> tuple[int, ...]:
+        """The expression behind rules, choices and sequences of one."""
+        kind, *numbers = self.numbers(number)
+        while kind in (Kind.RULE, Kind.SEQUENCE, Kind.CHOICE) and len(numbers) == 1:
+            number = self.bodies[numbers[0]] if kind == Kind.RULE else numbers[0]
+            kind, *numbers = self.numbers(number)
+        return kind, len(numbers), *numbers
 
     def checked(self) -> list[int]:
-        """The patterns (`Kind.REGEX`) that are reached from the root.
+        """The patterns and free texts that are reached from the root.
 
         Raises:
             UnsupportedGrammarError: there is an expression of another kind, or a rule that may
-                begin with itself: no walk through it would end.
+                begin with itself in a way that is no loop: no walk through it would end.
             TooComplexError: the grammar is too large.
         """
         if len(self.begins) > _MAX_EXPRESSIONS:
             raise TooComplexError("the grammar is too large")
-        status, patterns = _check(self.data, self.begins, self.bodies, self.root)
-        if status == _UNKNOWN:
+        status, found = grammar_check.check(
+            self.data, self.begins, np.array(self.bodies, np.int32), self.root
+        )
+        if status == grammar_check.UNKNOWN:
             raise UnsupportedGrammarError("an expression of another kind")
-        if status == _ENDLESS:
+        if status == grammar_check.ENDLESS:
             raise UnsupportedGrammarError("a rule may begin with itself")
-        if status == _TOO_LARGE:
+        if status == grammar_check.TOO_LARGE:
             raise TooComplexError("which rules may be empty takes too long to find out")
-        if not self.patterns.keys() >= {*patterns.tolist()}:
-            raise UnsupportedGrammarError("a pattern without an automaton")
-        return [*patterns.tolist()]
+        numbers: list[int] = found.tolist()
+        for number in numbers:
+            is_pattern = self.data[self.begins[number]] == Kind.REGEX
+            if is_pattern and number not in self.patterns:
+                raise UnsupportedGrammarError("a pattern without an automaton")
+        return numbers
 
 
-_BYTES, _CLASS, _CLASS_STAR, _EMPTY, _RULE = range(5)
-_SEQUENCE, _CHOICE, _TAGS, _REPEAT = range(5, 9)
-_REGEX = 12
-
-
-@compiled
-def _check(data, begins, bodies, root):  # type: ignore[no-untyped-def]
-    """Whether a grammar is `_GOOD` or what else, and its patterns.
-
-    Bounds: every number of an expression or a rule is checked before it is followed. Each
-    expression is on a stack once.
-    """
-    num = len(begins) - 1
-    none = np.empty(0, np.int32)
-    if num < 1 or begins[0] != 0 or begins[num] != len(data) or not 0 <= root < len(bodies):
-        return _UNKNOWN, none
-    for i in range(num):
-        if begins[i + 1] < begins[i] + 2 or begins[i + 1] - begins[i] - 2 != data[begins[i] + 1]:
-            return _UNKNOWN, none
-    order = np.empty(num, np.int32)  # each after what it contains, but for rules in themselves
-    stack = np.empty(num, np.int32)
-    position = np.zeros(num, np.int32)
-    state = np.zeros(num, np.int8)
-    count = depth = num_patterns = 0
-    stack[0] = bodies[root]
-    if not 0 <= stack[0] < num:
-        return _UNKNOWN, none
-    state[stack[0]] = 1
-    while depth >= 0:
-        one = stack[depth]
-        child = _child(data, begins, bodies, one, position[one])
-        if child == -2:
-            return _UNKNOWN, none
-        if child == -1:
-            order[count] = one
-            count += 1
-            num_patterns += data[begins[one]] == _REGEX
-            depth -= 1
-            continue
-        position[one] += 1
-        if state[child] == 0:
-            state[child] = 1
-            depth += 1
-            stack[depth] = child
-    patterns = np.empty(num_patterns, np.int32)
-    found = 0
-    for i in range(count):
-        if data[begins[order[i]]] == _REGEX:
-            patterns[found] = order[i]
-            found += 1
-    may_be_empty = np.zeros(num, np.bool_)
-    for _ in range(_MAX_PASSES):
-        has_changed = False
-        for one in order[:count]:
-            if not may_be_empty[one] and _is_empty(data, begins, bodies, one, may_be_empty):
-                may_be_empty[one] = has_changed = True
-        if not has_changed:
-            break
-    else:
-        return _TOO_LARGE, none
-    state[:] = 0
-    position[:] = 0
-    for first in order[:count]:
-        if state[first]:
-            continue
-        depth = 0
-        stack[0] = first
-        state[first] = 1
-        while depth >= 0:
-            one = stack[depth]
-            child = -1
-            kind, at = data[begins[one]], position[one]
-            # A sequence begins with its first part, and with the next if that may be empty.
-            if kind != _TAGS and (
-                kind != _SEQUENCE or at == 0 or may_be_empty[data[begins[one] + 1 + at]]
-            ):
-                child = _child(data, begins, bodies, one, at)
-            if child < 0:
-                state[one] = 2
-                depth -= 1
-                continue
-            position[one] += 1
-            if state[child] == 1:
-                return _ENDLESS, none
-            if state[child] == 0:
-                state[child] = 1
-                depth += 1
-                stack[depth] = child
-    return _GOOD, patterns
-
-
-@compiled
-def _child(data, begins, bodies, one, index):  # type: ignore[no-untyped-def]
-    """The expression that `one` contains at an index: -1 beyond the last, -2 if there is none."""
-    num, begin = len(begins) - 1, begins[one]
-    kind, size = data[begin], data[begin + 1]
-    child = -1
-    if kind in (_SEQUENCE, _CHOICE):
-        if index >= size:
-            return -1
-        child = data[begin + 2 + index]
-    elif kind in (_RULE, _REPEAT):
-        if size != (1 if kind == _RULE else 3):
-            return -2
-        if index > 0:
-            return -1
-        rule = data[begin + 2]
-        if not 0 <= rule < len(bodies):
-            return -2
-        child = bodies[rule]
-    elif kind == _TAGS:
-        if size % 2:
-            return -2
-        if index >= size:
-            return -1
-        child = data[begin + 2 + index]
-        if index == size - 2:  # not an expression, but a flag
-            child = data[begin + 1 + size]
-        elif index % 2 and index < size - 1:
-            if not 0 <= child < len(bodies):
-                return -2
-            child = bodies[child]
-    elif kind in (_CLASS, _CLASS_STAR):
-        return -1 if size % 2 == 1 else -2
-    elif kind in (_BYTES, _EMPTY, _REGEX):
-        return -1
-    else:
-        return -2
-    return child if 0 <= child < num else -2
-
-
-@compiled
-def _is_empty(data, begins, bodies, one, may_be_empty):  # type: ignore[no-untyped-def]
-    """Whether an expression may be empty, as far as that is known of what it contains.
-
-    Bounds: the numbers of all expressions have been checked.
-    """
-    begin = begins[one]
-    kind, size = data[begin], data[begin + 1]
-    if kind == _BYTES:
-        return size == 0
-    if kind == _CLASS:
-        return False
-    if kind == _RULE:
-        return may_be_empty[bodies[data[begin + 2]]]
-    if kind == _REPEAT:
-        return data[begin + 3] == 0 or may_be_empty[bodies[data[begin + 2]]]
-    if kind == _SEQUENCE:
-        return may_be_empty[data[begin + 2 : begin + 2 + size]].all()
-    if kind == _CHOICE:
-        return may_be_empty[data[begin + 2 : begin + 2 + size]].any()
-    return True
+def bytes_of(numbers: Iterable[int]) -> bytes:
+    """The bytes of an expression. Some of xgrammar's are signed."""
+    return bytes([number & 255 for number in numbers])

@@ -11,9 +11,10 @@ import numpy as np
 
 from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.byte_dfa import combined, of_texts
-from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.expressions import Seq
+from sgl_vllm.fsm.grammar_compiler import compile_parsed
 from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
@@ -27,6 +28,12 @@ _SCHEMA = {
     },
     "additionalProperties": True,
 }
+_PARSED = [
+    *([0], [4], [0, 3, 6, 9, 14, 18, 21]),
+    [0, 1, 91, 4, 1, 0, 0, 1, 93, 5, 3, 0, 1, 2, 6, 2, 3, 5, 12, 1, 97],
+    *([5, 0], [1], [0, 97, 97, 1]),
+]
+"""The sections of `root ::= "[" root "]" | Regex("a")`."""
 
 
 @cache
@@ -43,7 +50,8 @@ def compile_loops() -> None:
 def _automata() -> None:
     one_or_more = of_pattern("a+")
     combined(one_or_more, of_texts([b"aa"]), minus=True)
-    compile_grammar('root ::= "[" root "]" | [a-z]+')
+    packed = np.array([number for one in _PARSED for number in (len(one), *one)], np.int32)
+    Automaton(compile_parsed(ParsedGrammar.of(packed.tobytes())))
 
 
 def _masks() -> None:

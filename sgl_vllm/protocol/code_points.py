@@ -8,7 +8,7 @@ Ranges = tuple[tuple[int, int], ...]
 """Code points, both ends included, sorted, not touching each other. Those of patterns hold no
 surrogates."""
 
-_LAST = 0x10FFFF
+LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -30,8 +30,8 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
         if begin < low:
             found.append((begin, low - 1))
         begin = high + 1
-    if begin <= _LAST:
-        found.append((begin, _LAST))
+    if begin <= LAST:
+        found.append((begin, LAST))
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.effort import examples
 from tests.engine.engine import Ask, Engine
 from tests.engine.fsm_backends import OBJECT, backend, bits, walk_beside_stock
-from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS
+from tests.unit.fsm.user_grammars import GRAMMARS, NOT_OURS
 
 
 @pytest.fixture(scope="module")

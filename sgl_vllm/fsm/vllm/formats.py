@@ -23,13 +23,12 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex, run_bound
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
-from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Literals
 from sgl_vllm.fsm.grammar_compiler import compile_parsed
 from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.schema import compiled_schema
-from sgl_vllm.fsm.structural_tag import compile_structural_tag
+from sgl_vllm.fsm.structural_tag import in_one_format, marked
 from sgl_vllm.vllm_api.vllm_source import installed_source
 
 MAX_SPEC_CHARS = 4 << 20
@@ -155,7 +154,7 @@ def _compiled_grammar(spec: str, dialect: Dialect) -> CompiledFormat | None:
     # What guidance makes of a grammar is its own; Lark's syntax is left to xgrammar.
     if dialect.prefers_guidance or grammar_is_likely_lark(spec):
         return None
-    return CompiledFormat.of_tables(compile_grammar(spec))
+    return _as_xgrammar_reads_it(_grammar_calls(spec, dialect)[0], dialect)
 
 
 def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
@@ -165,27 +164,17 @@ def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | None:
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids whitespace.
     dialect = replace(dialect, any_whitespace=True)
-
-    def compile_part(schema: Any, style: str) -> CompiledFormat:
-        if style == "json" and dialect.by_spec:
-            return _compiled_schema(schema, dialect)
-        if style == "json":
-            (call,) = _json_calls(json.dumps(schema), dialect)
-        else:
-            call = _styled_call(schema, style)
-        compiled = _as_xgrammar_reads_it(call, dialect)
-        if compiled is None:
-            raise UnsupportedSchemaError("xgrammar makes no grammar of it")
-        return compiled
-
-    return compile_structural_tag(_parsed(spec), compile_part)
-
-
-def _styled_call(schema: Any, style: str) -> XgrammarCall:
-    """The call that compiles one schema in a style of XML: a structural tag of that part alone."""
-    part = {"type": "json_schema", "json_schema": schema, "style": style}
-    tag = {"type": "structural_tag", "format": part}
-    return "compile_structural_tag", json.dumps(tag), {}
+    tag = in_one_format(_parsed(spec))
+    schemas: dict[bytes, Any] = {}
+    if dialect.by_spec:
+        tag, schemas = marked(tag)
+    grammar = dialect.parsed(("compile_structural_tag", json.dumps(tag), {}))
+    if grammar is None:
+        return None
+    compiled = {mark: _compiled_schema(schema, dialect) for mark, schema in schemas.items()}
+    marks = {mark: one.expression for mark, one in compiled.items()}
+    table_bytes = sum(one.table_bytes for one in compiled.values())
+    return CompiledFormat(compile_parsed(grammar, marks), table_bytes)
 
 
 def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:

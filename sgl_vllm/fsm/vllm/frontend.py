@@ -31,7 +31,7 @@ from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm.counts import CountLimitError, check_pattern, check_schema
-from sgl_vllm.fsm.ebnf.gbnf import as_xgrammar_reads_it
+from sgl_vllm.fsm.gbnf import as_xgrammar_reads_it
 from sgl_vllm.fsm.vllm.formats import MAX_SPEC_CHARS, MAX_STOCK_GRAMMAR_CHARS, too_long
 from sgl_vllm.fsm.vllm.limits import release_freed_memory
 from sgl_vllm.vllm_api.patching import wrap

@@ -23,8 +23,6 @@ import numpy as np
 
 from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.automaton import Automaton, State
-from sgl_vllm.fsm.byte_dfa import CompiledFormat
-from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import (
     TooComplexError,
     UnsupportedGrammarError,
@@ -34,8 +32,7 @@ from sgl_vllm.fsm.errors import (
 )
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.masks import Bitmasks
-from sgl_vllm.fsm.schema import compiled_schema
-from sgl_vllm.fsm.structural_tag import compile_structural_tag
+from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 from tests.unit.fsm.parsed import compile_by
 from tests.unit.fsm.random_formats import random_spec
@@ -79,23 +76,18 @@ def vocabulary(num_tokens: int) -> Vocabulary:
 
 
 def compiled(kind: str, spec: str, by_spec: bool) -> Expression:
-    def of_schema(schema: object, style: str = "json") -> CompiledFormat:
-        if style != "json" or not isinstance(schema, dict | bool):
-            raise UnsupportedSchemaError("left to xgrammar")
-        if by_spec:
-            return compiled_schema(schema, any_whitespace=True)
-        return CompiledFormat(compile_by("compile_json_schema", json.dumps(schema)))
-
     match kind:
+        case "json" if by_spec:
+            return compile_schema(spec)
         case "json":
-            return of_schema(json.loads(spec)).expression
+            return compile_by("compile_json_schema", spec)
         case "regex":
             return regex.full_match(spec).expression
         case "grammar":
-            return compile_grammar(spec)
+            return compile_by("compile_grammar", spec)
         case "choice":
             return Literals(tuple((text.encode(), None) for text in json.loads(spec)))
-    return compile_structural_tag(json.loads(spec), of_schema).expression
+    return compile_by("compile_structural_tag", spec)
 
 
 def write(

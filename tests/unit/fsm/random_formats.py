@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.unit.fsm import schema_fuzz
-from tests.unit.fsm.ebnf_grammars import GRAMMARS, random_grammar
+from tests.unit.fsm.user_grammars import GRAMMARS, random_grammar
 
 KINDS = ("structural_tag", "structural_tag", "json", "regex", "grammar", "choice")
 

@@ -7,8 +7,8 @@ import pytest
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
-from sgl_vllm.fsm.ebnf import compile_grammar
-from sgl_vllm.fsm.ebnf.gbnf import as_xgrammar_reads_it
+from sgl_vllm.fsm.gbnf import as_xgrammar_reads_it
+from tests.unit.fsm.parsed import automaton
 
 JSON = r"""
 # A document, and optional white space wherever a token has ended
@@ -41,7 +41,7 @@ def test_an_empty_alternative_and_any_character_are_taken(grammar, allowed, othe
     read = as_xgrammar_reads_it(grammar)
     compiled = Grammar.from_ebnf(read)
     assert [text for text in (*allowed, *others) if accepts(compiled, text)] == allowed
-    compile_grammar(read)  # by the automata
+    automaton(read)
     assert as_xgrammar_reads_it(read) == read
 
 

@@ -1,6 +1,7 @@
 """What is remembered of formats is bounded in bytes, however long their texts are."""
 
 import gc
+import json
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -9,13 +10,12 @@ import pytest
 
 from sgl_vllm.fsm import regex, terminal_walks
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.schema import compile_schema
-from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.effort import some_nightly
+from tests.unit.fsm.parsed import compile_by
 
 LENGTH = 30_000
 NUM_FORMATS = 60
@@ -33,7 +33,8 @@ def every_second(number: int) -> str:
 
 
 def tag(form: dict) -> Expression:
-    return compile_structural_tag({"format": form}, lambda *_: pytest.fail()).expression
+    tag = {"type": "structural_tag", "format": form}
+    return compile_by("compile_structural_tag", json.dumps(tag))
 
 
 def triggered(triggers: list[str]) -> dict:
@@ -50,7 +51,9 @@ FORMATS: dict[str, Callable[[int], Expression]] = {
     "names below not": lambda i: compile_schema({"type": "string", "not": {"enum": [text(i)]}}),
     "a string of a tag": lambda i: tag({"type": "const_string", "value": text(i)}),
     "triggers of a tag": lambda i: tag(triggered([f"<{i:02}{n:02}>" for n in range(20)])),
-    "a class of a grammar": lambda i: compile_grammar(f"root ::= [a{every_second(i)}]*"),
+    "a class of a grammar": lambda i: compile_by(
+        "compile_grammar", f"root ::= [a{every_second(i)}]*"
+    ),
     "a pattern": lambda i: regex.full_match(text(i)[:1500] + "|[a-z]+").expression,
 }
 

@@ -9,17 +9,26 @@ is written, what is no grammar included. Pure.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import NamedTuple
 
-from sgl_vllm.fsm.ebnf.syntax import TOKEN
-
+_TOKEN = re.compile(
+    r"""[ \t\r\n]+ | \#[^\r\n]*
+      | (?P<assign> ::= )
+      | (?P<name> [A-Za-z_.-][A-Za-z0-9_.-]* )
+      | "(?P<text> (?: [^"\\\r\n] | \\. )* )"
+      | \[(?P<members> (?: [^\]\\\r\n] | \\. )* )\]
+      | (?P<number> [0-9]+ )
+      | (?P<mark> [(){}|*+?,] )""",
+    re.VERBOSE,
+)
 _BEFORE_ALTERNATIVE = ("assign", "|", "(")
 _AFTER_ALTERNATIVE = ("|", ")", "end", "rule")
 
 
 class _Token(NamedTuple):
-    """Kinds are the groups of `TOKEN`, and `rule` is the name of one that is defined here; a mark
+    """Kinds are the groups of `_TOKEN`, and `rule` is the name of one that is defined here; a mark
     is its own kind."""
 
     kind: str
@@ -52,7 +61,7 @@ def _tokens(grammar: str) -> list[_Token]:
     tokens = []
     position = 0
     while position < len(grammar):
-        match = TOKEN.match(grammar, position)
+        match = _TOKEN.match(grammar, position)
         if match is None:
             return []
         position = match.end()
