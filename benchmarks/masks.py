@@ -240,6 +240,8 @@ def backend_class(name: str) -> Callable[..., Any] | str:
     module, class_name, reading = BACKENDS[name]
     try:
         found = getattr(importlib.import_module(module), class_name)
+        if class_name == "SglBackend":  # as a server does when it starts
+            importlib.import_module("sgl_vllm.fsm.warm_up").compile_loops()
         if name == "outlines":  # which vLLM imports when it is first asked
             importlib.import_module("outlines_core")
     except (ImportError, AttributeError) as error:

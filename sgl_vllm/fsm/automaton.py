@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, Terminal
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, Terminal
 
 MAX_THREADS = 4_000
 """A grammar that needs more threads in one state is refused while it runs."""
@@ -52,6 +53,7 @@ class Continuation:
 
 
 Thread: TypeAlias = "tuple[Terminal, Continuation | None]"
+Threads: TypeAlias = "tuple[Thread, ...]"
 
 
 class State:
@@ -60,96 +62,131 @@ class State:
     Attributes:
         first: the bytes that may come next, as bits (bit b for byte b).
         accepting: whether the text may end here.
-        runs: by the tokens of a run that begins here, the states after each of them.
         bitmask: what `masks.py` found out about this state.
         forecast: what `forecast.py` knows about it.
     """
 
     __slots__ = (
-        *("_forced", "_next", "accepting", "automaton"),
-        *("bitmask", "first", "forecast", "runs", "threads"),
+        *("_after", "_forced", "_runs", "accepting", "automaton"),
+        *("bitmask", "first", "forecast", "threads"),
     )
 
-    def __init__(self, automaton: Automaton, threads: tuple[Thread, ...], accepting: bool) -> None:
+    def __init__(self, automaton: Automaton, threads: Threads, accepting: bool) -> None:
         self.automaton = automaton
         self.threads = threads
         self.accepting = accepting
-        self.first = 0
-        for terminal, _ in threads:
-            self.first |= terminal.first
-        self._next: dict[int, State] = {}
+        self.first = first_of(threads)
+        self._after: dict[bytes, State] = {}
         self._forced: tuple[bytes, State] | None = None
-        self.runs: dict[tuple[int, ...], tuple[State, ...]] = {}
+        self._runs: dict[tuple[int, ...], tuple[State, ...]] | None = None
         self.bitmask: object = None
         self.forecast: object = None
 
     def step(self, byte: int) -> State | None:
         """The state after one more byte; None if that byte is not legal."""
-        known = self._next.get(byte)
-        if known is not None:
-            return known
-        if not self.first >> byte & 1:
-            return None
-        threads: dict[Thread, None] = {}
-        accepting = False
-        automaton = self.automaton
-        automaton.spend(len(self.threads))
-        for terminal, then in self.threads:
-            if terminal.first >> byte & 1:
-                rest, done = terminal.step(byte)
-                if rest is not None and rest.first:
-                    threads[rest, then] = None
-                for expression in done:
-                    accepting |= automaton.reach(expression, then, threads)
-        known = automaton.state(threads, accepting)
-        if not known.first and not known.accepting:
-            self.first &= ~(1 << byte)
-            return None
-        self._next[byte] = known
-        return known
+        return self.walk(_BYTES[byte])
 
     def walk(self, piece: bytes) -> State | None:
-        """The state after these bytes; None if they are not legal."""
-        state: State | None = self
-        for byte in piece:
-            if state is None:
-                break
-            state = state.step(byte)
-        return state
+        """The state after these bytes; None if they are not legal. No state is made in between."""
+        known = self._after.get(piece)
+        if known is None and piece:
+            known = self._walk(piece)
+            if known is not None:
+                self._after[piece] = known
+        return known if piece else self
+
+    def _walk(self, piece: bytes) -> State | None:
+        if not self.first >> piece[0] & 1:
+            return None
+        automaton, threads, accepting = self.automaton, self.threads, False
+        position = 0
+        while position < len(piece):
+            literal = only_literal(threads)
+            if literal is None:
+                threads, accepting = automaton.step(threads, piece[position])
+                position += 1
+            else:
+                text = literal.entries[0][0]
+                end = min(len(text), literal.position + len(piece) - position)
+                length = end - literal.position
+                if text[literal.position : end] != piece[position : position + length]:
+                    return None
+                threads, accepting = automaton.along(threads, end)
+                position += length
+            if not threads and not accepting:
+                if position == 1:
+                    self.first &= ~(1 << piece[0])
+                return None
+        return automaton.state(threads, accepting)
+
+    def known_run(self, tokens: tuple[int, ...]) -> tuple[State, ...] | None:
+        """The states after each token of a run that begins here, if they are remembered."""
+        return None if self._runs is None else self._runs.get(tokens)
 
     def remember(self, tokens: tuple[int, ...], states: tuple[State, ...]) -> None:
         """A run of tokens from here on leads through these states, one after each token."""
-        if len(self.runs) >= _MAX_RUNS:
-            self.runs.clear()
-        self.runs[tokens] = states
+        if self._runs is None or len(self._runs) >= _MAX_RUNS:
+            self._runs = {}
+        self._runs[tokens] = states
         self.automaton.num_bytes += _RUN_BYTES + _RUN_TOKEN_BYTES * len(tokens)
 
     def forget(self) -> None:
         """Let go of the states that this one leads to."""
-        self._next.clear()
-        self.runs.clear()
-        self._forced = None
+        self._after.clear()
+        self._runs = self._forced = None
 
     def forced(self) -> tuple[bytes, State]:
         """The longest run of bytes that must come next, and the state after it."""
         if self._forced is None:
             run = bytearray()
-            state = self
-            while not state.accepting and state.first.bit_count() == 1:
-                byte = state.first.bit_length() - 1
-                following = state.step(byte)
-                if following is None or len(run) >= _MAX_FORCED_BYTES:
+            automaton, threads, accepting = self.automaton, self.threads, self.accepting
+            first = self.first
+            while not accepting and first.bit_count() == 1 and len(run) < _MAX_FORCED_BYTES:
+                literal = only_literal(threads)
+                if literal is None:
+                    piece = _BYTES[first.bit_length() - 1]
+                    following = automaton.step(threads, piece[0])
+                else:
+                    text, begin = literal.entries[0][0], literal.position
+                    piece = text[begin : begin + _MAX_FORCED_BYTES - len(run)]
+                    following = automaton.along(threads, begin + len(piece))
+                if not following[0] and not following[1]:
                     break
-                run.append(byte)
-                state = following
-            self._forced = bytes(run), state
+                threads, accepting = following
+                run += piece
+                first = first_of(threads)
+            self._forced = bytes(run), automaton.state(threads, accepting) if run else self
         return self._forced
+
+
+_BYTES = [bytes([byte]) for byte in range(256)]
+
+
+def first_of(threads: Threads) -> int:
+    """The bytes with which threads go on, as bits."""
+    first = 0
+    for terminal, _ in threads:
+        first |= terminal.first
+    return first
+
+
+def only_literal(threads: Threads) -> Literals | None:
+    """The only thing that may come next, if it is one text."""
+    if len(threads) == 1:
+        ((terminal, _),) = threads
+        if isinstance(terminal, Literals) and len(terminal.entries) == 1:
+            return terminal
+    return None
 
 
 class Automaton:
     """The states of one expression, as far as they have been reached.
 
     Construction makes the start state only; the others are made when a walk needs them.
+
+    Args:
+        counts_tables: whether what the tables of the expression take is counted, too, when a walk
+            first reaches them.
 
     Attributes:
         allowance: what new states may still cost, in threads looked at (some microseconds each).
@@ -158,11 +195,14 @@ class Automaton:
         num_bytes: about what the states and their bitmasks take.
     """
 
-    def __init__(self, expression: Expression) -> None:
+    def __init__(self, expression: Expression, *, counts_tables: bool = False) -> None:
         self.allowance = UNLIMITED
+        self._counted: set[ByteDfa] | None = set() if counts_tables else None
         self.num_bytes = 0
-        self._states: dict[tuple[frozenset[Thread], bool], State] = {}
-        self._continuations: dict[tuple[Expression, Continuation | None], Continuation] = {}
+        self._states: dict[object, State] = {}
+        self._continuations: dict[int, Continuation] = {}
+        """Both by the ids of what they consist of, and keep alive: the garbage collector has to
+        look at tuples of objects, but not at numbers."""
         self._after: dict[Continuation | None, State] = {}
         self._expression = expression
         self._start: State | None = None
@@ -175,14 +215,43 @@ class Automaton:
     def _make_start(self) -> State:
         threads: dict[Thread, None] = {}
         accepting = self.reach(self._expression, None, threads)
-        self._start = self.state(threads, accepting)
+        self._start = self.state(tuple(threads), accepting)
         return self._start
+
+    def step(self, threads: Threads, byte: int) -> tuple[Threads, bool]:
+        """The threads after one more byte, and whether the text may end there. There are none if
+        that byte is not legal."""
+        self.spend(len(threads))
+        found: dict[Thread, None] = {}
+        accepting = False
+        for terminal, then in threads:
+            if terminal.first >> byte & 1:
+                rest, done = terminal.step(byte)
+                if rest is not None and rest.first:
+                    found[rest, then] = None
+                for expression in done:
+                    accepting |= self.reach(expression, then, found)
+        return tuple(found), accepting
+
+    def along(self, threads: Threads, position: int) -> tuple[Threads, bool]:
+        """As `step` along the only literal, up to a position of it."""
+        self.spend(1)
+        ((literal, then),) = threads
+        assert isinstance(literal, Literals)
+        rest, done = literal.at(position)
+        if rest is not None:
+            return ((rest, then),), False
+        found: dict[Thread, None] = {}
+        accepting = self.reach(done[0], then, found)
+        return tuple(found), accepting
 
     def clear(self) -> None:
         """Start over. States that a grammar is in stay valid; what they lead to is made anew."""
-        for state in self._states.values():
+        for state in [*self._states.values()]:  # others may be added by another thread
             state.forget()
         self.num_bytes = 0
+        if self._counted is not None:
+            self._counted.clear()
         self._states.clear()
         self._continuations.clear()
         self._after.clear()
@@ -204,9 +273,13 @@ class Automaton:
     def num_states(self) -> int:
         return len(self._states)
 
-    def state(self, threads: dict[Thread, None], accepting: bool) -> State:
+    def state(self, threads: Threads, accepting: bool) -> State:
         """The state of these threads; the same object as long as it is kept."""
-        key = frozenset(threads), accepting
+        if len(threads) == 1:
+            ((terminal, then),) = threads
+            key: object = (id(terminal) << 64 | id(then)) << 1 | accepting
+        else:
+            key = *sorted([id(terminal) << 64 | id(then) for terminal, then in threads]), accepting
         known = self._states.get(key)
         if known is None:
             if len(threads) > MAX_THREADS:
@@ -216,8 +289,16 @@ class Automaton:
             if len(self._states) >= MAX_STATES or self.num_bytes > MAX_BYTES:
                 self.clear()
             self.num_bytes += _STATE_BYTES + _THREAD_BYTES * len(threads)
-            known = self._states[key] = State(self, tuple(threads), accepting)
+            if self._counted is not None:
+                self._count_tables(threads, self._counted)
+            known = self._states[key] = State(self, threads, accepting)
         return known
+
+    def _count_tables(self, threads: Threads, counted: set[ByteDfa]) -> None:
+        for terminal, _ in threads:
+            if isinstance(terminal, Dfa) and terminal.dfa not in counted:
+                counted.add(terminal.dfa)
+                self.num_bytes += terminal.dfa.table_bytes
 
     def after(self, then: Continuation | None) -> State:
         """The state in which a continuation begins."""
@@ -225,7 +306,7 @@ class Automaton:
         if known is None:
             threads: dict[Thread, None] = {}
             accepting = self.reach(EMPTY, then, threads)
-            known = self._after[then] = self.state(threads, accepting)
+            known = self._after[then] = self.state(tuple(threads), accepting)
         return known
 
     def begin(self, expression: Expression, then: Continuation | None) -> State:
@@ -274,7 +355,7 @@ class Automaton:
         return accepting
 
     def _continuation(self, expression: Expression, then: Continuation | None) -> Continuation:
-        key = expression, then
+        key = id(expression) << 64 | id(then)
         known = self._continuations.get(key)
         if known is None:
             known = self._continuations[key] = Continuation(expression, then)

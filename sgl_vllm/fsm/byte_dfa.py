@@ -127,11 +127,12 @@ class CompiledFormat(NamedTuple):
     """A format as an expression.
 
     Attributes:
-        table_bytes: what its tables take, which can be much more than the format.
+        table_bytes: what its tables take, which can be much more than the format; None if they are
+            made and counted when a walk reaches them.
     """
 
     expression: Expression
-    table_bytes: int = 0
+    table_bytes: int | None = None
 
     @classmethod
     def of_tables(cls, expression: Expression) -> CompiledFormat:

@@ -80,7 +80,9 @@ class AutomatonCache:
         """
         fixed = _BYTES_PER_CHARACTER * num_characters + num_bytes
         with self._lock:
-            _, replaced = self._automata.pop(key, (None, 0))
+            before, replaced = self._automata.pop(key, (automaton, 0))
+            if before is not automaton:
+                before.clear()
             self._automata[key] = automaton, fixed
             self._fixed_bytes += fixed - replaced
             self._is_used()
@@ -88,12 +90,13 @@ class AutomatonCache:
     def remove(self, key: Hashable) -> None:
         """Forget an automaton, whether it is known or not."""
         with self._lock:
-            _, fixed = self._automata.pop(key, (None, 0))
-            self._fixed_bytes -= fixed
+            if key in self._automata:
+                self._fixed_bytes -= self._forget(key)[1]
 
     def clear(self) -> None:
         with self._lock:
-            self._automata.clear()
+            for key in [*self._automata]:
+                self._forget(key)
             self._fixed_bytes = 0
 
     def _is_used(self) -> None:
@@ -113,7 +116,16 @@ class AutomatonCache:
         while len(self._automata) > 1 and (
             len(self._automata) > MAX_GRAMMARS or num_states > MAX_STATES or num_bytes > MAX_BYTES
         ):
-            _, (automaton, fixed) = self._automata.popitem(last=False)
-            num_states -= automaton.num_states
-            num_bytes -= automaton.num_bytes + fixed
+            oldest = next(iter(self._automata))
+            num_states -= self._automata[oldest][0].num_states
+            freed, fixed = self._forget(oldest)
+            num_bytes -= freed + fixed
             self._fixed_bytes -= fixed
+
+    def _forget(self, key: Hashable) -> tuple[int, int]:
+        """What the states of an automaton took, and its expression. The states refer to each other:
+        unless they let go of that, they would wait for the garbage collector."""
+        automaton, fixed = self._automata.pop(key)
+        num_bytes = automaton.num_bytes
+        automaton.clear()
+        return num_bytes, fixed

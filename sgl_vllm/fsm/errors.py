@@ -33,9 +33,5 @@ class NothingValidError(UnsupportedSchemaError):
     """No value is valid against the schema. If it is one of several branches, it is left out."""
 
 
-class UnsupportedTagError(ValueError):
-    """The structural tag has a format, or an option of one, that is not compiled here."""
-
-
 class UnsupportedGrammarError(ValueError):
-    """The EBNF grammar has a construct, or an ambiguity, that is not compiled here."""
+    """The grammar, or the structural tag, has a construct that is not compiled here."""

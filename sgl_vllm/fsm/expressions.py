@@ -77,29 +77,55 @@ class Literals:
 
     Invariant: all entries are longer than `position` and share their first `position` bytes, which
     have been consumed.
+
+    Args:
+        tails: of a single entry, its terminals by position, which they share.
     """
 
-    __slots__ = ("_next", "entries", "first", "position")
+    __slots__ = ("_next", "_tails", "entries", "first", "position")
 
     def __init__(
-        self, entries: tuple[tuple[bytes, Expression | None], ...], position: int = 0
+        self,
+        entries: tuple[tuple[bytes, Expression | None], ...],
+        position: int = 0,
+        tails: dict[int, Literals] | None = None,
     ) -> None:
         self.entries = entries
         self.position = position
         self.first = 0
         for text, _ in entries:
             self.first |= 1 << text[position]
-        self._next: dict[int, tuple[Literals | None, tuple[Expression, ...]]] = {}
+        self._next: dict[int, tuple[Literals | None, tuple[Expression, ...]]] | None = None
+        self._tails = tails
 
     def step(self, byte: int) -> tuple[Literals | None, tuple[Expression, ...]]:
+        if self._next is None:
+            self._next = {}
         known = self._next.get(byte)
         if known is None:
-            position = self.position
-            matching = [entry for entry in self.entries if entry[0][position] == byte]
-            longer = tuple(entry for entry in matching if len(entry[0]) > position + 1)
-            done = tuple(entry[1] or EMPTY for entry in matching if len(entry[0]) == position + 1)
-            known = self._next[byte] = (Literals(longer, position + 1) if longer else None, done)
+            known = self._next[byte] = self._after(byte)
         return known
+
+    def _after(self, byte: int) -> tuple[Literals | None, tuple[Expression, ...]]:
+        if len(self.entries) == 1:
+            return self.at(self.position + 1)
+        position = self.position
+        matching = [entry for entry in self.entries if entry[0][position] == byte]
+        longer = tuple([entry for entry in matching if len(entry[0]) > position + 1])
+        done = tuple([entry[1] or EMPTY for entry in matching if len(entry[0]) == position + 1])
+        return Literals(longer, position + 1) if longer else None, done
+
+    def at(self, position: int) -> tuple[Literals | None, tuple[Expression, ...]]:
+        """As `step` along a single entry up to a position."""
+        ((text, following),) = self.entries
+        if position == len(text):
+            return None, (following or EMPTY,)
+        if self._tails is None:
+            self._tails = {self.position: self}
+        tail = self._tails.get(position)
+        if tail is None:
+            tail = self._tails[position] = Literals(self.entries, position, self._tails)
+        return tail, ()
 
 
 Expression: TypeAlias = "Seq | Alt | Lazy | Terminal"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, minimal
-from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 
 MAX_WORD_BYTES = 2_000
 """Of all words and excluded words of one text together."""
@@ -53,7 +53,7 @@ def free_text(words: tuple[bytes, ...], excluded: frozenset[bytes] = frozenset()
     arguments are kept, of at most 256 KiB each.
 
     Raises:
-        UnsupportedTagError: a word is empty, or part of another one.
+        UnsupportedGrammarError: a word is empty, or part of another one.
         TooComplexError: the words together are longer than `MAX_WORD_BYTES`, or their automata
             larger than `MAX_TABLE_BYTES`.
     """
@@ -66,7 +66,7 @@ def free_text(words: tuple[bytes, ...], excluded: frozenset[bytes] = frozenset()
 def _free_text(words: tuple[bytes, ...], excluded: frozenset[bytes]) -> FreeText:
     every = (*words, *sorted(excluded))
     if b"" in every or any(a in b for a, b in permutations(every, 2)):
-        raise UnsupportedTagError("a text that ends free text is empty, or part of another one")
+        raise UnsupportedGrammarError("a text that ends free text is empty, or part of another one")
     if sum(map(len, every)) > MAX_WORD_BYTES:
         raise TooComplexError("the texts that end free text are too long together")
     table, completed = _matcher(every)

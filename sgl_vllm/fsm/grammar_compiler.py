@@ -53,7 +53,7 @@ def compile_parsed(
         marks: texts that stand for an expression where they are the whole text of a rule.
 
     Raises:
-        UnsupportedGrammarError, UnsupportedTagError: it has a construct that is not known here.
+        UnsupportedGrammarError: it has a construct that is not known here.
         TooComplexError: it, or one of its patterns, is too large.
     """
     compiler = _Compiler(grammar, marks or {})
@@ -72,6 +72,8 @@ class _Compiler:
         self._rules: dict[int, Expression] = {}
         self._expressions: dict[int, Expression] = {}
         self._sequences: dict[Parts, Expression] = {}
+        self._known_alternatives: dict[int, list[Parts]] = {}
+        self._structures: dict[int, int | None] = {}
 
     def rule(self, rule: int) -> Expression:
         known = self._rules.get(rule)
@@ -162,37 +164,50 @@ class _Compiler:
         """What a choice is between. A rule that is an option becomes its own options, unless other
         options begin with it."""
         options: dict[Parts, None] = {}
-        begun = Counter([self._grammar.key(option[0]) for option in pending if option])
+        key = self._grammar.key
+        begun = Counter([key(option[0]) for option in pending if option])
+        pending = [*pending]
         inlined: set[int] = set()
         while pending:
             option = pending.pop()
             rule = self._structure(option)
-            if rule is None or rule in inlined or begun[self._grammar.key(option[0])] > 1:
+            if rule is None or rule in inlined or begun[key(option[0])] > 1:
                 options[option] = None
                 continue
             inlined.add(rule)
             inside = self._alternatives(self._grammar.bodies[rule])
-            begun.update([self._grammar.key(one[0]) for one in inside if one])
+            begun.update([key(one[0]) for one in inside if one])
             pending += inside
         return [*options]
 
     def _alternatives(self, number: int) -> list[Parts]:
-        kind, *numbers = self._grammar.numbers(number)
-        if kind == Kind.CHOICE and self._regular.of(number) is None:
-            return [parts for one in reversed(numbers) for parts in self._alternatives(one)]
-        if kind == Kind.SEQUENCE and len(numbers) == 1:
-            return self._alternatives(numbers[0])
-        return [self._grammar.parts(number)]
+        known = self._known_alternatives.get(number)
+        if known is None:
+            kind, *numbers = self._grammar.numbers(number)
+            if kind == Kind.CHOICE and self._regular.of(number) is None:
+                known = [one for inner in reversed(numbers) for one in self._alternatives(inner)]
+            elif kind == Kind.SEQUENCE and len(numbers) == 1:
+                known = self._alternatives(numbers[0])
+            else:
+                known = [self._grammar.parts(number)]
+            self._known_alternatives[number] = known
+        return known
 
     def _structure(self, option: Parts) -> int | None:
         """The rule that an option is, if it is one, and that rule is a structure."""
         if len(option) != 1:
             return None
-        kind, *numbers = self._grammar.numbers(option[0])
-        if kind != Kind.RULE or self._is_string_rest(numbers[0]):
-            return None
-        is_loop = self._begun_by_itself(numbers[0])[0]
-        return None if is_loop or self._regular.of_rule(numbers[0]) is not None else numbers[0]
+        (number,) = option
+        if number not in self._structures:
+            kind, rule, *_ = *self._grammar.numbers(number), -1
+            is_structure = (
+                kind == Kind.RULE
+                and not self._is_string_rest(rule)
+                and not self._begun_by_itself(rule)[0]
+                and self._regular.of_rule(rule) is None
+            )
+            self._structures[number] = rule if is_structure else None
+        return self._structures[number]
 
     def _choice(self, options: list[Parts]) -> Expression:
         """Any of several sequences. What they begin with in common is written once."""

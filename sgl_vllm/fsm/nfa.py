@@ -14,7 +14,6 @@ steps are limited. The loops run outside the interpreter's lock.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -25,14 +24,13 @@ from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
 from sgl_vllm.fsm.characters import Bytes, encodings
-from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.subsets import determinized
 from sgl_vllm.fsm.syntax import (
     CharacterClass,
     Choice,
     Node,
-    Reference,
     Repetition,
     Sequence,
     Spelled,
@@ -54,68 +52,6 @@ take about 0.3 s, and at most some 200 MB meanwhile."""
 MAX_CACHED_BYTES = 32 << 20
 _CACHED_BYTES_PER_CHARACTER = 100
 """At most, for a key: a pattern, or a tree."""
-
-
-class Assembly(ABC):
-    """A nondeterministic automaton that is being put together."""
-
-    @abstractmethod
-    def new_state(self) -> int: ...
-
-    @abstractmethod
-    def add_empty(self, source: int, target: int) -> None:
-        """Lead from one state to another without text."""
-
-    @abstractmethod
-    def add_span(self, source: int, low: int, high: int, target: int) -> None:
-        """Lead from one state to another with any byte from `low` to `high`."""
-
-    @abstractmethod
-    def add_repetition(self, part: Node, low: int, high: int | None, source: int) -> int:
-        """As `add`, of a part that is repeated. Nothing leads back to `source`."""
-
-    def add_reference(self, name: str, source: int) -> int:
-        """As `add`, of a rule."""
-        raise UnsupportedGrammarError(f"the rule {name} stands where only text may stand")
-
-    def add(self, node: Node, source: int) -> int:
-        """Add what a node allows after `source`.
-
-        Returns: the state after it.
-        """
-        match node:
-            case Text(data):
-                for byte in data:
-                    following = self.new_state()
-                    self.add_span(source, byte, byte, following)
-                    source = following
-                return source
-            case CharacterClass(ranges):
-                return self._add_part(*_of_class(ranges), source)
-            case Spelled(spellings):
-                return self._add_part(*_of_spellings(spellings), source)
-            case Sequence(parts):
-                for part in parts:
-                    source = self.add(part, source)
-                return source
-            case Choice(options):
-                target = self.new_state()
-                for option in options:
-                    begin = self.new_state()
-                    self.add_empty(source, begin)
-                    self.add_empty(self.add(option, begin), target)
-                return target
-            case Repetition(part, low, high):
-                return self.add_repetition(part, low, high, source)
-            case Reference(name):
-                return self.add_reference(name, source)
-
-    def _add_part(self, num_states: int, spans: _Spans, source: int) -> int:
-        """As `add`, of what leads from state 0 to state 1 there."""
-        states = [source, *[self.new_state() for _ in range(1, num_states)]]
-        for begin, low, high, end in spans:
-            self.add_span(states[begin], low, high, states[end])
-        return states[1]
 
 
 _Spans: TypeAlias = "list[tuple[int, int, int, int]]"
@@ -145,15 +81,16 @@ def _of_spellings(spellings: tuple[Bytes, ...]) -> tuple[int, _Spans]:
     return 1 + len(after), spans
 
 
-class _Nfa(Assembly):
-    """One whose spans and empty transitions are arrays, so that copies of a part cost little."""
+class _Nfa:
+    """A nondeterministic automaton that is being put together. Its spans and empty transitions are
+    arrays, so that copies of a part cost little."""
 
     def __init__(self) -> None:
         self._num_states = 1
         self._spans = array("i")  # source, low, high, target
         self._empties = array("i")  # source, target
 
-    def new_state(self) -> int:
+    def _new_state(self) -> int:
         self._check_size(1, 0)
         self._num_states += 1
         return self._num_states - 1
@@ -168,11 +105,35 @@ class _Nfa(Assembly):
                 f"{MAX_SPANS:,} transitions"
             )
 
-    def add_empty(self, source: int, target: int) -> None:
-        self._empties.extend((source, target))
+    def add(self, node: Node, source: int) -> int:
+        """Add what a node allows after `source`.
 
-    def add_span(self, source: int, low: int, high: int, target: int) -> None:
-        self._spans.extend((source, low, high, target))
+        Returns: the state after it.
+        """
+        match node:
+            case Text(data):
+                for byte in data:
+                    following = self._new_state()
+                    self._spans.extend((source, byte, byte, following))
+                    source = following
+                return source
+            case CharacterClass(ranges):
+                return self._add_part(*_of_class(ranges), source)
+            case Spelled(spellings):
+                return self._add_part(*_of_spellings(spellings), source)
+            case Sequence(parts):
+                for part in parts:
+                    source = self.add(part, source)
+                return source
+            case Choice(options):
+                target = self._new_state()
+                for option in options:
+                    begin = self._new_state()
+                    self._empties.extend((source, begin))
+                    self._empties.extend((self.add(option, begin), target))
+                return target
+            case Repetition(part, low, high):
+                return self._add_repetition(part, low, high, source)
 
     def _add_part(self, num_states: int, spans: _Spans, source: int) -> int:
         self._check_size(num_states, len(spans))
@@ -184,12 +145,12 @@ class _Nfa(Assembly):
         self._spans.extend(numbers)
         return first + 1
 
-    def add_repetition(self, part: Node, low: int, high: int | None, source: int) -> int:
+    def _add_repetition(self, part: Node, low: int, high: int | None, source: int) -> int:
         most = max(low, 1) if high is None else high
         if most == 0:
             return source
-        begin = self.new_state()
-        self.add_empty(source, begin)
+        begin = self._new_state()
+        self._empties.extend((source, begin))
         num_spans, num_empties = len(self._spans), len(self._empties)
         end = self.add(part, begin)
         size = self._num_states - begin
@@ -199,7 +160,7 @@ class _Nfa(Assembly):
             _add_copies(self._spans, num_spans, most, [size, 0, 0, size])
             _add_copies(self._empties, num_empties, most, [size, size])
             self._num_states += copies * size
-        out = self.new_state()
+        out = self._new_state()
         starts = range(begin, begin + most * size, size)
         ends = range(end, end + most * size, size)
         pairs = [*zip(ends, starts[1:], strict=False)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias  # Any: the JSON of a tag
 
-from sgl_vllm.fsm.errors import UnsupportedTagError
+from sgl_vllm.fsm.errors import UnsupportedGrammarError
 
 Json: TypeAlias = Any
 
@@ -18,7 +18,7 @@ Json: TypeAlias = Any
 def in_one_format(tag: Json) -> Json:
     """A tag with `format`, also if it has `structures` and `triggers`, which is vLLM's older form.
 
-    Raises UnsupportedTagError: it is no tag.
+    Raises UnsupportedGrammarError: it is no tag.
     """
     try:
         if "structures" not in tag:
@@ -35,7 +35,7 @@ def in_one_format(tag: Json) -> Json:
         form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
         return {"type": "structural_tag", "format": form}
     except (LookupError, TypeError):
-        raise UnsupportedTagError("not a structural tag") from None
+        raise UnsupportedGrammarError("not a structural tag") from None
 
 
 def marked(tag: Json) -> tuple[Json, dict[bytes, Json]]:

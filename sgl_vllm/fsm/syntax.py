@@ -42,13 +42,6 @@ class Spelled:
 
 
 @dataclass(unsafe_hash=True, slots=True)
-class Reference:
-    """The text of a rule."""
-
-    name: str
-
-
-@dataclass(unsafe_hash=True, slots=True)
 class Sequence:
     parts: tuple[Node, ...]
 
@@ -67,4 +60,4 @@ class Repetition:
     high: int | None
 
 
-Node: TypeAlias = "Text | CharacterClass | Spelled | Reference | Sequence | Choice | Repetition"
+Node: TypeAlias = "Text | CharacterClass | Spelled | Sequence | Choice | Repetition"

@@ -31,10 +31,6 @@ from sgl_vllm.fsm.time_limit import PATIENCE, TimeLimit
 START_TIMEOUT_S = 60.0
 MARGIN_S = 10
 """The process ends itself this much later than its caller would, which may be gone by then."""
-_NICENESS = 10
-"""The engine's step goes before compiling: one waits for a format, all wait for a step. The first
-start of a process alone has the usual priority. It imports for seconds, which would be a minute
-where an engine on the CPU keeps all cores busy; those that follow are for formats that failed."""
 
 
 class WorkerFailedError(Exception):
@@ -115,13 +111,9 @@ class Worker:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
-        if self._has_been_ready:  # before its imports, which take as long as a large format
-            self._lower_priority()
         try:
             self._read(1, self._time_limit(START_TIMEOUT_S))
-            if not self._has_been_ready:
-                self._has_been_ready = True
-                self._lower_priority()
+            self._has_been_ready = True
             if self._opening is not None:
                 self._exchange(self._opening())
         except (TimeoutError, OSError, EOFError):
@@ -134,10 +126,6 @@ class Worker:
         self._process.stdin.write(struct.pack("<I", len(question)) + question)
         status, length = struct.unpack("<BI", self._read(5, time_limit))
         return status, self._read(length, time_limit)
-
-    def _lower_priority(self) -> None:
-        assert self._process is not None
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, _niceness())
 
     def _time_limit(self, limit_s: float) -> TimeLimit:
         assert self._process is not None
@@ -175,10 +163,6 @@ def _cpu_s(pid: int) -> float:
     except OSError:
         return time.monotonic()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-
-
-def _niceness() -> int:
-    return min(19, os.nice(0) + _NICENESS)
 
 
 _workers: WeakSet[Worker] = WeakSet()

@@ -45,7 +45,6 @@ from sgl_vllm.fsm.errors import (
     UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
-    UnsupportedTagError,
 )
 from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.schema import compile_formats
@@ -63,7 +62,6 @@ UNSUPPORTED = (
     UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
-    UnsupportedTagError,
 )
 """What a format raises that is left to vLLM's backends."""
 
@@ -359,13 +357,14 @@ class SglBackend(StructuredOutputBackend):
             compiled = FORMATS[request_type].compiled(spec, self._dialect)
             if compiled is None:
                 return None
-            automaton = Automaton(compiled.expression)
+            table_bytes = compiled.table_bytes
+            automaton = Automaton(compiled.expression, counts_tables=table_bytes is None)
         except UNSUPPORTED as error:
             logger.debug("left to vLLM's backends: %s", quoted(str(error)))
             return None
         if not (automaton.start.first or automaton.start.accepting):
             return None
-        self._cache.insert((request_type, spec), automaton, len(spec), compiled.table_bytes)
+        self._cache.insert((request_type, spec), automaton, len(spec), table_bytes or 0)
         with self._lock:
             self._counters.ours += 1
         return automaton

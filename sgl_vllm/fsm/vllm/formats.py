@@ -173,8 +173,7 @@ def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | No
         return None
     compiled = {mark: _compiled_schema(schema, dialect) for mark, schema in schemas.items()}
     marks = {mark: one.expression for mark, one in compiled.items()}
-    table_bytes = sum(one.table_bytes for one in compiled.values())
-    return CompiledFormat(compile_parsed(grammar, marks), table_bytes)
+    return CompiledFormat(compile_parsed(grammar, marks))
 
 
 def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:

@@ -88,7 +88,7 @@ class SglGrammar(StructuredOutputGrammar):
         """`accept_tokens` for forced text. A run that any request has accepted here before costs a
         microsecond."""
         before = len(self._path)
-        states = self._path[-1].runs.get(tokens)
+        states = self._path[-1].known_run(tokens)
         if states is None:
             if not self.accept_tokens(request_id, list(tokens)):
                 return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import sys
 import threading
 import time
@@ -33,8 +32,6 @@ of its calls into torch. Python's default is 5 ms."""
 
 LARGE_S = 0.05
 """A compilation that took longer may have freed much memory, which the C library keeps."""
-
-_NICENESS = 10
 
 _compiling = threading.BoundedSemaphore(MAX_COMPILING)
 
@@ -78,14 +75,11 @@ def _wait_for_turn(title: str) -> None:
         )
 
 
-def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool = False) -> Result:
+def within_limits(make: Callable[[], Result], title: str) -> Result:
     """What `make` returns, in a thread that is left behind if it takes too long.
 
     Args:
         title: what is compiled, for messages.
-        has_threads: `make` starts threads that do the work outside the interpreter's lock. They get
-            a low priority, because there may be more of them than cores. Their processor time is
-            not counted: `make` has been tried in a process with limits.
 
     Raises:
         CompilationLimitError: it takes more than `COMPILE_TIMEOUT_S`.
@@ -97,8 +91,6 @@ def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool =
 
     def work() -> None:
         cpu.begin()
-        if has_threads:
-            _lower_priority()
         started_at = time.monotonic()
         try:
             with _frequent_switches():
@@ -152,12 +144,6 @@ def release_freed_memory(took_s: float) -> None:
 
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-
-
-def _lower_priority() -> None:
-    """Of this thread, and of those that it will start. On Linux only."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 _switch_lock = threading.Lock()

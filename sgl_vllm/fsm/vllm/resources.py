@@ -23,7 +23,10 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from xgrammar import GrammarCompiler, TokenizerInfo
 
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.expressions import Seq, literal
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
+from sgl_vllm.fsm.json_string import COUNTED_STRING, RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 
@@ -55,6 +58,10 @@ class TokenizerResources:
         self.token_bytes, self.end_token = bytes_of_tokens(compiler)
         self.vocabulary = Vocabulary(self.token_bytes, max(num_tokens, len(self.token_bytes)))
         self.bitmasks = Bitmasks(self.vocabulary)
+        for body in (STRING, COUNTED_STRING, RAW_STRING):  # most formats have one of them
+            rest = JsonString.of(body)
+            self.bitmasks.of(Automaton(rest).start)
+            self.bitmasks.of(Automaton(Seq(literal(b'"'), rest)).start)
         self.forced_tokenizer = ForcedTokenizer(_encoder(tokenizer), self.token_bytes)
         self._viewed: torch.Tensor | None = None
         self._view: Words = np.zeros((0, 0), np.uint32)

@@ -134,7 +134,6 @@ class StockBackends:
         grammar = within_limits(
             lambda: self._xgrammar.compile_grammar(request_type, spec, stop_token_ids),
             form.title,
-            has_threads=True,
         )
         self.num_xgrammar += 1
         return grammar

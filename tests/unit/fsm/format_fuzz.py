@@ -28,7 +28,6 @@ from sgl_vllm.fsm.errors import (
     UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
-    UnsupportedTagError,
 )
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.masks import Bitmasks
@@ -42,7 +41,6 @@ REFUSALS = (
     UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
-    UnsupportedTagError,
 )
 TEKKEN = "tekken_240911.json"
 NUM_SPECIAL = 1_000

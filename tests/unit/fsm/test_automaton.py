@@ -194,7 +194,7 @@ def test_runs_are_remembered_within_bounds_and_forgotten_with_their_automaton() 
     start, before = automaton.start, automaton.num_bytes
     for token in range(100):
         start.remember((token,) * 50, (start,) * 50)
-    assert (99,) * 50 in start.runs and len(start.runs) < 20
+    assert start.known_run((99,) * 50) == (start,) * 50 and start.known_run((0,) * 50) is None
     assert automaton.num_bytes > before + 100 * 50 * 8, "counted, so that it starts over in time"
     automaton.clear()
-    assert not start.runs
+    assert start.known_run((99,) * 50) is None

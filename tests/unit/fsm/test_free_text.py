@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.free_text import free_text
 
 TEXTS = st.text("ab", max_size=12).map(str.encode)
@@ -35,12 +35,12 @@ def test_a_text_ends_with_its_first_word_and_has_no_excluded_one(words, excluded
 
 @pytest.mark.parametrize("words", [(b"",), (b"<a>", b"a"), (b"<a>", b"<a>")])
 def test_words_of_which_one_is_in_another_are_not_compiled(words) -> None:
-    with pytest.raises(UnsupportedTagError):
+    with pytest.raises(UnsupportedGrammarError):
         free_text(words)
 
 
 def test_an_excluded_text_in_a_word_is_not_compiled() -> None:
-    with pytest.raises(UnsupportedTagError):
+    with pytest.raises(UnsupportedGrammarError):
         free_text((b"<a>",), frozenset([b"a"]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -46,26 +45,6 @@ def test_what_limits_itself_runs_here_and_waits_for_its_turn(monkeypatch) -> Non
             pytest.fail("a fifth at a time")
     with one_of_few("schema"):
         pass
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
-def test_threads_of_a_compiler_have_a_low_priority_and_nothing_else_has() -> None:
-    def priorities() -> list[int]:
-        found: list[int] = []
-
-        def read() -> None:
-            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-        thread = threading.Thread(target=read)
-        read()
-        thread.start()
-        thread.join()
-        return found
-
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert within_limits(priorities, "grammar", has_threads=True) == [10, 10]
-    assert within_limits(priorities, "grammar") == [usual, usual]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == usual
 
 
 def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

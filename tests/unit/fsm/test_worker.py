@@ -31,12 +31,9 @@ def worker_of(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **op
     return Worker("the_module", **({"timeout_s": 10.0, "memory_bytes": 1 << 30} | options))
 
 
-TELLS_ITS_NICENESS = """
-import os, time
-time.sleep(0.2)  # imports
-niceness = os.nice(0)
+ANSWERS = """
 from sgl_vllm.fsm.worker import serve
-serve(lambda question: (0, f"{niceness} {os.nice(0)}".encode()))
+serve(lambda question: (0, b""))
 """
 
 
@@ -44,7 +41,7 @@ def test_a_worker_without_references_is_gone_with_its_process_and_what_it_held(
     tmp_path, monkeypatch
 ) -> None:
     vocabulary = Vocabulary()
-    worker = worker_of(TELLS_ITS_NICENESS, tmp_path, monkeypatch, opening=vocabulary.question)
+    worker = worker_of(ANSWERS, tmp_path, monkeypatch, opening=vocabulary.question)
     assert worker.ask(b"[a-c]+")[0] == 0
     assert worker._process is not None
     process = psutil.Process(worker._process.pid)
@@ -54,15 +51,6 @@ def test_a_worker_without_references_is_gone_with_its_process_and_what_it_held(
     gc.collect()
     assert [ref() for ref in held] == [None, None]
     assert not process.is_running()
-
-
-def test_only_the_first_start_of_a_process_has_the_usual_priority(tmp_path, monkeypatch) -> None:
-    usual = os.nice(0)
-    low = min(19, usual + 10)
-    worker = worker_of(TELLS_ITS_NICENESS, tmp_path, monkeypatch)
-    assert worker.ask(b"") == (0, f"{usual} {low}".encode())
-    worker.stop()
-    assert worker.ask(b"") == (0, f"{low} {low}".encode())
 
 
 WAITS_OR_WORKS = """
