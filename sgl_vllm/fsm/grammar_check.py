@@ -86,7 +86,7 @@ def check(data, begins, bodies, root):  # type: ignore[no-untyped-def]
         for i in range(data[begins[body] + 1]):
             option = data[begins[body] + 2 + i]
             begin, size = begins[option], data[begins[option] + 1]
-            if data[begin] == _SEQUENCE and size > 0:
+            if data[begin] == _SEQUENCE and size > 1:  # `r ::= r` is no loop
                 first, last = begins[data[begin + 2]], begins[data[begin + 1 + size]]
                 begins_again[option] = data[first] == _RULE and data[first + 2] == rule
                 ends_again[option] = data[last] == _RULE and data[last + 2] == rule

@@ -14,7 +14,12 @@ from tests.unit.fsm.parsed import automaton
 
 @pytest.mark.parametrize(
     "grammar",
-    ['root ::= a "x" | "y"\na ::= "" | root', 'root ::= a root "y" | "z"\na ::= "" | "x"'],
+    [
+        "root ::= root",
+        "root ::= a\na ::= root",
+        'root ::= a "x" | "y"\na ::= "" | root',
+        'root ::= a root "y" | "z"\na ::= "" | "x"',
+    ],
 )
 def test_a_rule_that_may_begin_with_itself_is_refused(grammar: str) -> None:
     with pytest.raises(UnsupportedGrammarError, match="begin with itself"):
