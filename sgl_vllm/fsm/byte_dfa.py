@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sgl_vllm.fsm import tables
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression, Lazy, Seq
+from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression
 
 MAX_STATES = 20_000
 """An automaton of more states is refused."""
@@ -133,35 +133,6 @@ class CompiledFormat(NamedTuple):
 
     expression: Expression
     table_bytes: int | None = None
-
-    @classmethod
-    def of_tables(cls, expression: Expression) -> CompiledFormat:
-        """With its tables counted."""
-        return cls(expression, table_bytes(expression))
-
-
-def table_bytes(expression: Expression) -> int:
-    """What the tables of all automata in an expression take, each counted once.
-
-    Cost: a visit to every part of the expression, which builds those that are built when needed.
-    """
-    dfas: set[ByteDfa] = set()
-    seen: set[Expression] = set()
-    stack = [expression]
-    while stack:
-        part = stack.pop()
-        if part in seen:
-            continue
-        seen.add(part)
-        if isinstance(part, Seq):
-            stack.extend(part.parts)
-        elif isinstance(part, Alt):
-            stack.extend(part.options)
-        elif isinstance(part, Lazy):
-            stack.append(part.get())
-        elif isinstance(part, Dfa):
-            dfas.add(part.dfa)
-    return sum(dfa.table_bytes for dfa in dfas)
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:

@@ -140,7 +140,7 @@ def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 def _compiled_regex(spec: str, dialect: Dialect) -> CompiledFormat | None:
     dfa = regex.full_match(spec)
-    return None if dfa.is_empty else CompiledFormat.of_tables(dfa.expression)
+    return None if dfa.is_empty else CompiledFormat(dfa.expression, dfa.table_bytes)
 
 
 def _compiled_choice(spec: str, dialect: Dialect) -> CompiledFormat | None:

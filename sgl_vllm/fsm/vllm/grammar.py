@@ -137,7 +137,7 @@ class SglGrammar(StructuredOutputGrammar):
         """Fail this request; called while `error` is handled."""
         if isinstance(error, TooComplexError):
             logger.warning("a structured-output request fails: %s", error)
-            self.refusal = str(error)
+            self.refusal = f"{error}. Sent again, the request goes to vLLM's own backend"
         self._report_failure(error)
         self._has_failed = True
 
