@@ -238,9 +238,10 @@ class _Compiler:
         return Lazy(lambda: self._choice(rests))
 
     def _sequence(self, parts: Parts) -> Expression:
+        """As `_new_sequence`, made when a walk reaches it, and the same for the same parts."""
         known = self._sequences.get(parts)
         if known is None:
-            known = self._sequences[parts] = self._new_sequence(parts)
+            known = self._sequences[parts] = Lazy(lambda: self._new_sequence(parts))
         return known
 
     def _new_sequence(self, parts: Parts) -> Expression:

@@ -14,7 +14,7 @@ grammar is compiled (`grammar_compiler.py`), nor who asks xgrammar (`vllm/`). Pu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -50,6 +50,9 @@ class Kind(IntEnum):
     """A pattern, for which xgrammar has made an automaton."""
 
 
+_FLAT = frozenset({Kind.SEQUENCE, Kind.EMPTY, Kind.BYTES})
+"""Kinds of what may be none of a sequence's parts, or several."""
+
 _MAX_EXPRESSIONS = 1_000_000
 
 Parts: TypeAlias = "tuple[int, ...]"
@@ -74,13 +77,19 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParsedGrammar:
-    """Attributes: as above; `root` is the number of a rule, and `patterns` are by expression."""
+    """Attributes: as above; `root` is the number of a rule, `patterns` are by expression, and
+    `kinds` are those of all expressions."""
 
     data: NDArray[np.int32]
     begins: NDArray[np.int32]
     bodies: list[int]
     root: int
     patterns: dict[int, Pattern]
+    kinds: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        kinds = self.data[self.begins[:-1]].astype(np.uint8).tobytes()
+        object.__setattr__(self, "kinds", kinds)
 
     @classmethod
     def of(cls, packed: bytes) -> ParsedGrammar:
@@ -106,14 +115,18 @@ class ParsedGrammar:
 
     def parts(self, number: int) -> Parts:
         """What an expression is a sequence of, without parts that are empty."""
-        kind, *numbers = self.numbers(number)
-        if kind == Kind.SEQUENCE:
+        kinds = self.kinds
+        if kinds[number] == Kind.SEQUENCE:
+            _, *numbers = self.numbers(number)
+            if all(kinds[one] not in _FLAT for one in numbers):
+                return tuple(numbers)
             return tuple([part for one in numbers for part in self.parts(one)])
-        return () if kind == Kind.EMPTY or (kind == Kind.BYTES and not numbers) else (number,)
+        is_empty = kinds[number] == Kind.EMPTY or self.numbers(number) == [Kind.BYTES]
+        return () if is_empty else (number,)
 
     def is_rule(self, number: int, rule: int) -> bool:
         """Whether an expression is nothing but a rule."""
-        return self.numbers(number) == [Kind.RULE, rule]
+        return self.kinds[number] == Kind.RULE and self.data[self.begins[number] + 2] == rule
 
     def key(self, number: int) -> bytes:
         """Equal for equal expressions, as far as they are written equally."""
@@ -121,8 +134,7 @@ class ParsedGrammar:
 
     def text(self, number: int) -> bytes:
         """The bytes of an expression that is nothing else; empty for others."""
-        kind, *numbers = self.numbers(number)
-        return bytes_of(numbers) if kind == Kind.BYTES else b""
+        return bytes_of(self.numbers(number)[1:]) if self.kinds[number] == Kind.BYTES else b""
 
     def resolved(self, number: int) -> tuple[int, ...]:
         """The expression behind rules, choices and sequences of one."""

@@ -53,11 +53,11 @@ class RegularParts:
                 return None
             self._known[number] = None  # a rule that contains itself
             self._depth += 1
-            self._known[number] = self._newof(number)
+            self._known[number] = self._found(number)
             self._depth -= 1
         return self._known[number]
 
-    def _newof(self, number: int) -> RegularPart | None:
+    def _found(self, number: int) -> RegularPart | None:
         kind, *numbers = self._grammar.numbers(number)
         match kind:
             case Kind.BYTES:
@@ -89,10 +89,11 @@ class RegularParts:
         """As `of`. A rule that ends with itself is a loop, which is how xgrammar writes
         those: `x*` is `r ::= "" | x r`."""
         body = self._grammar.bodies[rule]
-        kind, *numbers = self._grammar.numbers(body)
-        options = [self._grammar.parts(one) for one in numbers] if kind == Kind.CHOICE else []
+        if body in self._known or self._grammar.kinds[body] != Kind.CHOICE:
+            return self.of(body)
+        options = [self._grammar.parts(one) for one in self._grammar.numbers(body)[1:]]
         again = [option for option in options if option and self._grammar.is_rule(option[-1], rule)]
-        if not again or body in self._known:
+        if not again:
             return self.of(body)
         self._known[body] = None  # a rule that contains itself elsewhere
         loops = [self._joined(option[:-1], Sequence) for option in again]
