@@ -21,12 +21,10 @@ class UnsupportedSchemaError(ValueError):
     """The schema uses a keyword, or a combination of keywords, that is not compiled here.
 
     Attributes:
-        inside: the subschemas (by id) that were being compiled, innermost first.
+        place: a JSON pointer to the innermost subschema that was being compiled; None until known.
     """
 
-    def __init__(self, message: str, inside: list[int] | None = None) -> None:
-        super().__init__(message)
-        self.inside = inside or []
+    place: str | None = None
 
 
 class NothingValidError(UnsupportedSchemaError):

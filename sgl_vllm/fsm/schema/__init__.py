@@ -3,20 +3,18 @@
 Owns which schemas are compiled here, and what they mean. Any other raises `UnsupportedSchemaError`
 and goes to another backend: handing a schema on is better than guessing. Pure.
 
-    keywords      which keywords exist, and what their values look like
-    values        JSON values: equality, types, spelling
-    workspace     what one compilation may cost, and the schemas that it derives
-    references    $ref, $id, anchors, drafts
-    complements   what is invalid against a schema
-    unevaluated   unevaluatedProperties, unevaluatedItems
-    expansions    keywords said by others: not, if, dependentSchemas, ...
-    conjunctions  one schema for what is valid against two
-    siblings      keywords whose meaning depends on those beside them
-    alternatives  anyOf, oneOf
-    finiteness    schemas whose values would have to contain themselves
-    compiler      a schema to an expression: dispatch by keyword and type
-    context       what the compilers of types share
-    objects, rules, members, arrays, contains, unique_items, strings, formats, numeric, enumerations
+    document --parse--> nodes --algebra--> sets of values --compiler--> expression
+
+    keywords     which keywords exist, in which draft, and their own values
+    references   places in a document: $ref, $id, anchors
+    parse        a document to nodes
+    nodes        the types of nodes
+    value_sets   sets of JSON values by type: union, intersection, complement
+    algebra      the set of each node: allOf, anyOf, oneOf, not, if, unevaluatedItems, ...
+    compiler     sets to expressions
+    context      what the compilers of types share
+    objects, members, arrays, scalars, formats
+    workspace    what one compilation may cost
 """
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError

@@ -2,80 +2,55 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple  # Any: JSON values that a schema lists
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
-from sgl_vllm.fsm.errors import NothingValidError
-from sgl_vllm.fsm.expressions import EMPTY, Expression, Literals, Seq, literal
+from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import JsonString
 from sgl_vllm.fsm.regex import of_pattern
-from sgl_vllm.fsm.schema.alternatives import Alternatives
-from sgl_vllm.fsm.schema.conjunctions import Conjunctions
-from sgl_vllm.fsm.schema.keywords import Schema
-from sgl_vllm.fsm.schema.values import quoted
-from sgl_vllm.fsm.schema.workspace import Workspace
+from sgl_vllm.fsm.schema.algebra import Algebra
+from sgl_vllm.fsm.schema.nodes import Node
+
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 
 
 class Context:
     """One compilation, as the compilers of objects, arrays, strings, ... see it.
 
     Attributes:
-        whole_is_integer: whether 1.0 is an integer.
-        conjunctions, alternatives: merge subschemas, and find the branches of the result.
-        complement: a schema of the values that are invalid against one.
-        value: compiles a subschema.
+        algebra, workspace: the sets of nodes, and the budgets.
+        value: compiles a node; None if nothing is valid against it.
         blank: whitespace between tokens, if there may be any.
         comma, colon: the separators, with whitespace around them.
     """
 
     def __init__(
-        self,
-        any_whitespace: bool,
-        whole_is_integer: bool,
-        workspace: Workspace,
-        conjunctions: Conjunctions,
-        alternatives: Alternatives,
-        complement: Callable[[Schema], Schema],
-        value: Callable[[Schema], Expression],
+        self, any_whitespace: bool, algebra: Algebra, value: Callable[[Node], Expression | None]
     ) -> None:
-        self.whole_is_integer = whole_is_integer
-        self.workspace = workspace
-        self.conjunctions = conjunctions
-        self.alternatives = alternatives
-        self.complement = complement
+        self.algebra = algebra
+        self.workspace = algebra.workspace
         self.value = value
         self.blank: Expression = of_pattern(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
         self.comma = Seq(self.blank, literal(b","), self.blank)
         self.colon = Seq(self.blank, literal(b":"), self.blank)
 
-    def both(self, a: Schema, b: Schema) -> Schema:
-        """A schema, kept alive, of the values that are valid against both `a` and `b`."""
-        return self.workspace.keep(self.conjunctions.both(a, b))
-
-    def value_if_any(self, schema: Schema) -> Expression | None:
-        """As `value`; None if no value is valid."""
-        try:
-            return self.value(schema)
-        except NothingValidError:
-            return None
-
-    def key(self, name: str) -> Expression:
-        """A property's name, and the colon."""
-        return Seq(literal(quoted(name)), self.colon)
-
-    def enclosed(self, begin: bytes, end: bytes, parts: Sequence[Expression]) -> Expression:
-        """`parts`, one after another, in brackets."""
-        blank = [self.blank] if parts else []
-        return Seq(literal(begin), self.blank, *parts, *blank, literal(end))
-
 
 class Compiled(NamedTuple):
-    """Objects or arrays. For each way to complete one: the subschemas (by id) of which it contains
-    a value in any case."""
+    """Objects or arrays. For each way to complete one: the nodes of values that it contains in any
+    case."""
 
     expression: Expression
-    ways: list[list[int]]
+    ways: list[list[Node]]
+
+
+def alternatives(options: Sequence[Expression]) -> Expression | None:
+    """Any of some expressions; None if there are none."""
+    if len(options) == 1:
+        return options[0]
+    return Alt(options) if options else None
 
 
 def string(rest: JsonString) -> Expression:
@@ -83,11 +58,16 @@ def string(rest: JsonString) -> Expression:
     return Literals(((b'"', rest),))
 
 
-def of_valid(dfa: ByteDfa) -> Expression:
-    """The texts that an automaton accepts.
+def spelled(value: Any) -> bytes:
+    """A JSON value that has no parts, as `json.dumps` spells it."""
+    if isinstance(value, str) and value.isidentifier():  # nothing in it is escaped
+        return f'"{value}"'.encode()
+    try:
+        return _to_json(value).encode()
+    except (ValueError, TypeError):
+        raise UnsupportedSchemaError("a value that cannot be written as JSON") from None
 
-    Raises NothingValidError: there are none.
-    """
-    if dfa.is_empty:
-        raise NothingValidError("no text is valid")
-    return dfa.expression
+
+def of_dfa(dfa: ByteDfa) -> Expression | None:
+    """The texts that an automaton accepts; None if there are none."""
+    return None if dfa.is_empty else dfa.expression

@@ -1,140 +1,151 @@
-"""The keywords of JSON schema: which constrain values, and which are compiled here.
+"""The keywords of JSON schema: which constrain values, in which draft, and their own values.
 
-Owns these lists and what a keyword's own value must look like. Does not own what a keyword means.
+Owns these lists, and reads values that are no subschemas. Does not own what a keyword means.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias  # Any: JSON of a user's schema
+
+from sgl_vllm.fsm.errors import UnsupportedSchemaError
 
 Schema: TypeAlias = dict[str, Any] | bool  # Any: a keyword's value is whatever the request says
 """A schema as `json.loads` returns it."""
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
+MAX_COUNT = 1_000_000
+"""A larger `minLength`, `maxItems`, ... is refused."""
 
-@dataclass(frozen=True, eq=False)
-class Several:
-    """The value of a keyword that a conjunction holds several times. No document contains one."""
-
-    values: tuple[Any, ...]
-
-
-def several(schema: dict[str, Any], keyword: str) -> tuple[Any, ...]:
-    """The values of a keyword: none, one, or those of `Several`."""
-    if keyword not in schema:
-        return ()
-    value = schema[keyword]
-    return value.values if isinstance(value, Several) else (value,)
-
-
-@dataclass(frozen=True, eq=False)
-class Contained:
-    """`contains` with its bounds: from `low` to `high` items (None: any number), of those from
-    index `start` on, are valid against `schema`."""
-
-    schema: Schema
-    low: int
-    high: int | None
-    start: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Branch:
-    """A branch of `oneOf`, alone and merged with what stands beside `oneOf`."""
-
-    own: Schema
-    whole: Schema
-
-
-def branches_of(value: Any) -> tuple[Branch, ...]:
-    """The branches of a value of `oneOf`."""
-    if isinstance(value, Several):
-        return value.values
-    return tuple([Branch(schema, schema) for schema in value])
+_ARE_NAMES = frozenset({str})
+"""The types of names: a comparison of types takes a third less than a look at each name."""
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-CONSTRAINTS = _names(
-    "$ref allOf anyOf oneOf not if then else const enum type properties required "
-    "additionalProperties patternProperties minProperties maxProperties propertyNames "
-    "dependencies dependentRequired dependentSchemas unevaluatedProperties items prefixItems "
-    "additionalItems minItems maxItems uniqueItems contains minContains maxContains "
-    "unevaluatedItems minLength maxLength pattern format minimum maximum exclusiveMinimum "
-    "exclusiveMaximum multipleOf $dynamicRef $recursiveRef $anchor $dynamicAnchor"
+OF_OBJECTS = _names(
+    "properties required additionalProperties patternProperties minProperties maxProperties "
+    "propertyNames"
+)
+OF_ARRAYS = _names(
+    "items prefixItems additionalItems minItems maxItems uniqueItems contains minContains "
+    "maxContains"
+)
+OF_STRINGS = _names("minLength maxLength pattern format")
+OF_NUMBERS = _names("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf")
+LEAVES = OF_OBJECTS | OF_ARRAYS | OF_STRINGS | OF_NUMBERS | {"type", "const", "enum"}
+"""Keywords that a leaf holds."""
+
+DEPENDENCIES = _names("dependencies dependentRequired dependentSchemas")
+UNEVALUATED = _names("unevaluatedProperties unevaluatedItems")
+CONSTRAINTS = (
+    LEAVES
+    | DEPENDENCIES
+    | UNEVALUATED
+    | _names("$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if then else")
 )
 """Keywords that constrain values. All others, such as `title`, are ignored."""
 
-_ARE_NAMES = frozenset({str})
-"""The types of names: a comparison of types takes a third less than a look at each name."""
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict | bool)
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict) and _ARE_NAMES.issuperset(map(type, value))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_type(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in TYPES
-    return _is_list(value) and value != [] and all(t in TYPES for t in value)
-
-
-def _is_list_of_names(value: Any) -> bool:
-    return _is_list(value) and _ARE_NAMES.issuperset(map(type, value))
-
-
-def _is_dependencies(value: Any) -> bool:
-    return _is_dict(value) and all(
-        _is_schema(needed) or _is_list_of_names(needed) for needed in value.values()
-    )
-
-
-SHAPES: dict[str, Callable[[Any], bool]] = {
-    "type": _is_type,
-    "required": _is_list_of_names,
-    "uniqueItems": lambda v: isinstance(v, bool),
-    "multipleOf": lambda v: _is_number(v) and v > 0,
-    "items": lambda v: _is_schema(v) or _is_list(v),
-    **dict.fromkeys(
-        _names(
-            "additionalProperties additionalItems not if then else contains propertyNames "
-            "unevaluatedProperties unevaluatedItems"
-        ),
-        _is_schema,
-    ),
-    **dict.fromkeys(_names("dependencies dependentRequired dependentSchemas"), _is_dependencies),
-    **dict.fromkeys(_names("properties patternProperties"), _is_dict),
-    **dict.fromkeys(_names("allOf anyOf oneOf enum prefixItems"), _is_list),
-    **dict.fromkeys(_names("pattern format"), lambda v: isinstance(v, str)),
-    **dict.fromkeys(
-        _names(
-            "minLength maxLength minItems maxItems minProperties maxProperties minimum maximum "
-            "minContains maxContains"
-        ),
-        _is_number,
-    ),
-    **dict.fromkeys(
-        _names("exclusiveMinimum exclusiveMaximum"), lambda v: isinstance(v, bool) or _is_number(v)
-    ),
+_DRAFTS = {"draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019}
+_NEWEST = 2020
+_SINCE = {
+    6: _names("const contains propertyNames"),
+    7: _names("if then else"),
+    2019: UNEVALUATED | _names("dependentRequired dependentSchemas minContains maxContains"),
+    2020: _names("prefixItems"),
 }
-"""Says whether a keyword's value is what the specification asks for. Any value of others is."""
+"""The drafts that brought keywords. `dependencies`, which newer drafts do not know, is read in all:
+many of their schemas still have it."""
+
+KNOWN = {
+    draft: CONSTRAINTS.difference(*[names for since, names in _SINCE.items() if since > draft])
+    for draft in (*_DRAFTS.values(), _NEWEST)
+}
+"""The keywords that constrain values, by draft."""
+
+
+def draft_of(dialect: str) -> int:
+    """The draft that a value of `$schema` names; the newest if it names none."""
+    return next((number for name, number in _DRAFTS.items() if name in dialect), _NEWEST)
+
+
+def value(schema: dict[str, Any], keyword: str, *types: type) -> Any:
+    """The value of a keyword, which is of one of some types.
+
+    Raises UnsupportedSchemaError: as all below, it is malformed.
+    """
+    found = schema[keyword]
+    if not isinstance(found, types):
+        raise _malformed(keyword)
+    return found
+
+
+def types(schema: dict[str, Any]) -> list[str]:
+    """The types that `type` names."""
+    found = schema["type"]
+    names: list[str] = [found] if isinstance(found, str) else value(schema, "type", list)
+    if not names or not all(name in TYPES for name in names):
+        raise _malformed("type")
+    return names
+
+
+def by_name(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    """The values that a keyword holds by the names of properties."""
+    found: dict[str, Any] = value(schema, keyword, dict)
+    if not _ARE_NAMES.issuperset(map(type, found)):
+        raise _malformed(keyword)
+    return found
+
+
+def names(schema: dict[str, Any], keyword: str) -> tuple[str, ...]:
+    """The names that a keyword lists, each once; none without the keyword."""
+    if keyword not in schema:
+        return ()
+    found = value(schema, keyword, list)
+    if not _ARE_NAMES.issuperset(map(type, found)):
+        raise _malformed(keyword)
+    return tuple(dict.fromkeys(found))
+
+
+def number(schema: dict[str, Any], keyword: str) -> Decimal | None:
+    """A number, exactly as its shortest spelling says; None without the keyword."""
+    if keyword not in schema:
+        return None
+    found = value(schema, keyword, int, float)
+    if isinstance(found, bool) or (isinstance(found, float) and not math.isfinite(found)):
+        raise _malformed(keyword)
+    return decimal(found)
+
+
+def decimal(found: int | float) -> Decimal:
+    """A number, exactly as its shortest spelling says."""
+    try:
+        return Decimal(repr(found))
+    except ValueError:
+        raise UnsupportedSchemaError("a number with too many digits") from None
+
+
+def limits(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
+    """The counts of two keywords: 0 without the first, None without the second."""
+    return _count(schema, least) or 0, _count(schema, most)
+
+
+def _count(schema: dict[str, Any], keyword: str) -> int | None:
+    if keyword not in schema:
+        return None
+    found = value(schema, keyword, int, float)
+    if isinstance(found, bool):
+        raise _malformed(keyword)
+    if found != found // 1:
+        raise UnsupportedSchemaError(f"{keyword} must be an integer")
+    if not 0 <= found <= MAX_COUNT:
+        raise UnsupportedSchemaError(f"{keyword} must be between 0 and {MAX_COUNT:,}")
+    return int(found)
+
+
+def _malformed(keyword: str) -> UnsupportedSchemaError:
+    return UnsupportedSchemaError(f"{keyword} has a value of the wrong type")

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Literals, Seq, literal
-from sgl_vllm.fsm.schema.context import Context
-from sgl_vllm.fsm.schema.values import quoted
+from sgl_vllm.fsm.schema.context import Context, spelled
 
 
 class Member(NamedTuple):
@@ -105,7 +104,7 @@ class Members:
         if known is None:
             colon = self._context.colon
             known = self._keys_by_count[following] = [
-                (quoted(member.name), Seq(colon, member.value, self.after(i + 1, following)))
+                (spelled(member.name), Seq(colon, member.value, self.after(i + 1, following)))
                 for i, member in enumerate(self._members)
             ]
         return known

@@ -1,113 +1,135 @@
 """Objects: which members they have, and which values these.
 
-Owns `properties`, `required`, `additionalProperties`, `patternProperties`, `propertyNames`,
-`minProperties` and `maxProperties`, and members that must be invalid against one of these.
+    {"properties": {"a": A}, "patternProperties": {"^x": B}, "additionalProperties": R}
+
+    "a": A      names that begin with x: B      all others: R
+
+Several such rules may constrain one object, and patterns may overlap. So names that are not listed
+are divided into *regions*, in each of which all members are constrained by the same nodes.
+
+Owns these, required members, and members that must break a rule. Does not own the order of members
+(`members.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple  # Any: JSON of a user's schema
+from typing import NamedTuple
 
-from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
-from sgl_vllm.fsm.expressions import Alt, Expression, Seq, literal
-from sgl_vllm.fsm.schema.context import Compiled, Context
-from sgl_vllm.fsm.schema.keywords import Schema, several
+from sgl_vllm.fsm.byte_dfa import ByteDfa
+from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.expressions import Expression, Seq, literal
+from sgl_vllm.fsm.json_string import NAME_STRING, STRING, JsonString
+from sgl_vllm.fsm.names import Names
+from sgl_vllm.fsm.schema import scalars
+from sgl_vllm.fsm.schema.context import Compiled, Context, alternatives, spelled, string
 from sgl_vllm.fsm.schema.members import Member, Members
-from sgl_vllm.fsm.schema.rules import Region, Rule, Rules
-from sgl_vllm.fsm.schema.siblings import rules_of
-from sgl_vllm.fsm.schema.values import limits
-from sgl_vllm.fsm.schema.workspace import ids
+from sgl_vllm.fsm.schema.nodes import Node
+from sgl_vllm.fsm.schema.value_sets import ANY, NEVER, MemberRule, Objects
 
 MAX_COUNTED_PROPERTIES = 1_000
+_MAX_REGIONS = 64
 
 
-def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
-    """The objects that are valid against `schema`, with the listed properties in their order."""
-    objects = _Objects(context, schema)
-    ways: list[list[int]] = []
-    expressions: list[Expression] = []
-    for kind in objects.kinds():
-        try:
-            expressions.append(objects.expression(kind))
-        except NothingValidError:
-            continue
-        ways.append(ids(*[kind.members[name] for name in kind.required]))
-    if not expressions:
-        raise NothingValidError("no object is valid")
-    inside = expressions[0] if len(expressions) == 1 else Alt(expressions)
-    return Compiled(Seq(literal(b"{"), context.blank, inside), ways)
+_Region = tuple[Expression, frozenset[ByteDfa]]
+"""A name that no rule lists; and the automata that accept it, the same ones for all these names."""
 
 
 class _Kind(NamedTuple):
-    """Objects that are invalid against each of the rules that they must break, in one way each.
+    """Objects that break each of the rules that they must break, in one way each.
 
     Attributes:
-        members: the schemas of the listed members.
+        members: the nodes of the named members.
         required: those that must be there.
-        broken: rules that the value of a member that is not listed breaks.
+        broken: rules that a member breaks that is not named.
     """
 
-    members: dict[str, Schema]
+    members: dict[str, Node]
     required: dict[str, None]
-    broken: list[Rule]
+    broken: list[MemberRule]
+
+
+def compile_object(context: Context, objects: Objects) -> Compiled | None:
+    """The objects of a set, with the named properties in their order."""
+    compiler = _Objects(context, objects)
+    found = [(compiler.expression(kind), kind) for kind in compiler.kinds()]
+    inside = alternatives([expression for expression, _ in found if expression is not None])
+    if inside is None:
+        return None
+    ways = [[kind.members[n] for n in kind.required] for one, kind in found if one is not None]
+    return Compiled(Seq(literal(b"{"), context.blank, inside), ways)
 
 
 class _Objects:
-    """The objects of one schema."""
+    """The objects of one set."""
 
-    def __init__(self, context: Context, schema: dict[str, Any]) -> None:
+    def __init__(self, context: Context, objects: Objects) -> None:
         self._context = context
-        self._schema = schema
-        self._kept = rules_of(schema)
-        self._broken: tuple[Rule, ...] = several(schema, "not")
-        self._rules = Rules(context, (*self._kept, *self._broken))
-        self._required = dict.fromkeys(schema.get("required", []))
-        names = [n for rule in self._kept for n in rule.get("properties", ())]
-        others = [n for rule in self._broken for n in rule.get("properties", ())]
-        self._names = dict.fromkeys([*names, *self._required, *others])
-        self._regions = self._make_regions()
+        self._objects = objects
+        self._all_of = context.algebra.all_of
+        rules = (*objects.rules, *objects.broken)
+        named = [name for rule in objects.rules for name in rule.properties]
+        others = [name for rule in objects.broken for name in rule.properties]
+        self._named = dict.fromkeys([*named, *objects.required, *others])
+        patterns = dict.fromkeys([pattern for rule in rules for pattern in rule.patterns])
+        self._patterns = {p: context.workspace.pattern(p) for p in patterns}
+        self._names = {r: scalars.names(context, r.names) for r in rules if r.names is not None}
+        is_closed = any(rule.is_closed for rule in objects.rules)
+        self._regions = [] if is_closed else self._find_regions()
 
     def kinds(self) -> Iterator[_Kind]:
-        """All objects, by the ways to break the rules below `not`."""
-        members = {name: self._of_name(name) for name in self._names}
-        if not self._broken:
-            yield _Kind(members, self._required, [])
+        """All objects, by the ways to break the rules that they must break."""
+        rules, broken = self._objects.rules, self._objects.broken
+        if len(rules) == 1:
+            members = {name: self._of_name(rules[0], name) for name in self._named}
+        else:
+            members = {n: self._all_of([self._of_name(r, n) for r in rules]) for n in self._named}
+        required = dict.fromkeys(self._objects.required)
+        if not broken:
+            yield _Kind(members, required, [])
             return
-        for choice in product(*[self._ways_to_break(rule) for rule in self._broken]):
+        for choice in product(*[self._ways_to_break(rule) for rule in broken]):
             self._context.workspace.spend(1 + len(members))
-            kind = _Kind({**members}, {**self._required}, [])
-            for rule, (name, invalid) in zip(self._broken, choice, strict=True):
+            kind = _Kind({**members}, {**required}, [])
+            for rule, (name, invalid) in zip(broken, choice, strict=True):
                 if name is None:
                     kind.broken.append(rule)
                 else:
-                    kind.members[name] = self._both(kind.members[name], invalid)
+                    kind.members[name] = self._all_of([kind.members[name], invalid])
                     kind.required[name] = None
             yield kind
 
-    def expression(self, kind: _Kind) -> Expression:
-        """The objects of one kind, from their opening brace on."""
+    def _ways_to_break(self, rule: MemberRule) -> list[tuple[str | None, Node]]:
+        """The named members whose value may break a rule, with the node of such values; None for a
+        member that is not named."""
+        not_of = self._context.algebra.not_of
+        invalid = [(name, not_of(self._of_name(rule, name))) for name in self._named]
+        return [*[way for way in invalid if way[1] is not NEVER], (None, ANY)]
+
+    def expression(self, kind: _Kind) -> Expression | None:
+        """The objects of one kind, from their opening brace on; None if there are none."""
         context = self._context
         members: list[Member] = []
-        for name, schema in kind.members.items():
-            value = None if schema is False else context.value_if_any(schema)
+        for name, node in kind.members.items():
+            value = context.value(node)
             if value is not None:
                 members.append(Member(name, value, name in kind.required))
             elif name in kind.required:
-                raise NothingValidError("a required property for which nothing is valid")
+                return None
         others = self._others([])
         last = self._others(kind.broken) if kind.broken else None
         if kind.broken and last is None:
-            raise NothingValidError("no member may be invalid")
+            return None
         has_others = others is not None or last is not None
-        low, high = limits(self._schema, "minProperties", "maxProperties")
+        low, high = self._objects.low, self._objects.high
         num_required = len(kind.required) + (last is not None)
         if high is not None and high < max(low, num_required):
-            raise NothingValidError("maxProperties is too low")
+            return None
         if low > len(members) + has_others:
-            error = UnsupportedSchemaError if has_others else NothingValidError
-            raise error("minProperties is too high")
+            if has_others:
+                raise UnsupportedSchemaError("minProperties is too high")
+            return None
         if low <= num_required:
             low = 0
         if high is not None and high >= len(members) and not has_others:
@@ -118,46 +140,56 @@ class _Objects:
             )
         return Members(context, members, others, low, high, last).after(0, 0)
 
-    def _ways_to_break(self, rule: Rule) -> list[tuple[str | None, Schema]]:
-        """The listed members whose value may break a rule, with the schema of such values; None for
-        a member that is not listed."""
-        invalid = {n: self._complement(self._rules.of_name(rule, n)) for n in self._names}
-        ways = [(name, schema) for name, schema in invalid.items() if schema is not False]
-        return [*ways, (None, True)]
-
-    def _of_name(self, name: str) -> Schema:
-        if len(self._kept) == 1:
-            return self._rules.of_name(self._kept[0], name)
-        return self._all([self._rules.of_name(rule, name) for rule in self._kept])
-
-    def _others(self, broken: Sequence[Rule]) -> Expression | None:
-        """A member that is not listed and breaks the given rules; None if there may be none."""
+    def _others(self, broken: Sequence[MemberRule]) -> Expression | None:
+        """A member that is not named and breaks the given rules; None if there may be none."""
+        context, not_of = self._context, self._context.algebra.not_of
         options: list[Expression] = []
-        for region in self._regions:
-            schemas = [self._rules.of_region(rule, region) for rule in self._kept]
-            schemas += [self._complement(self._rules.of_region(rule, region)) for rule in broken]
-            schema = self._all(schemas)
-            value = None if schema is False else self._context.value_if_any(schema)
+        for key, matched in self._regions:
+            nodes = [self._says(rule, matched.__contains__) for rule in self._objects.rules]
+            nodes += [not_of(self._says(rule, matched.__contains__)) for rule in broken]
+            value = context.value(self._all_of(nodes))
             if value is not None:
-                options.append(Seq(region.key, self._context.colon, value))
-        if not options:
-            return None
-        return options[0] if len(options) == 1 else Alt(options)
+                options.append(Seq(key, context.colon, value))
+        return alternatives(options)
 
-    def _make_regions(self) -> list[Region]:
-        rule = self._kept[0]
-        if rule.get("additionalProperties") is False and not rule.get("patternProperties"):
-            return []
-        return self._rules.regions(self._names)
+    def _of_name(self, rule: MemberRule, name: str) -> Node:
+        """What a rule says of a named member."""
+        listed = rule.properties.get(name)
+        if not rule.patterns and rule.names is None:
+            return listed or rule.rest or ANY
+        text = spelled(name)
+        return self._says(rule, lambda dfa: dfa.accepts(text), listed)
 
-    def _complement(self, schema: Schema) -> Schema:
-        return self._context.workspace.keep(self._context.complement(schema))
+    def _says(
+        self, rule: MemberRule, accepts: Callable[[ByteDfa], bool], listed: Node | None = None
+    ) -> Node:
+        """What a rule says of members, by whether an automaton accepts their names."""
+        if rule.names is not None and not accepts(self._names[rule]):
+            return NEVER
+        found = [node for p, node in rule.patterns.items() if accepts(self._patterns[p])]
+        found += [] if listed is None else [listed]
+        return self._all_of(found) if found else rule.rest or ANY
 
-    def _all(self, schemas: Sequence[Schema]) -> Schema:
-        whole = schemas[0]
-        for schema in schemas[1:]:
-            whole = self._both(whole, schema)
-        return whole
-
-    def _both(self, a: Schema, b: Schema) -> Schema:
-        return self._context.both(a, b)
+    def _find_regions(self) -> list[_Region]:
+        """All names that are not named by a rule."""
+        names = sorted({spelled(name) for name in self._named})
+        automata = [*self._patterns.values(), *self._names.values()]
+        if not automata:
+            # A named member must not come back in another spelling.
+            inner = Names.of(name[1:-1] for name in names)
+            key = string(JsonString.of(STRING if inner is None else NAME_STRING, names=inner))
+            return [(key, frozenset())]
+        common, texts = self._context.workspace.common, self._context.workspace.texts
+        regions: list[tuple[ByteDfa, frozenset[ByteDfa]]] = [(scalars.any_text(), frozenset())]
+        for dfa in automata:
+            inside = [(common(region, dfa), matched | {dfa}) for region, matched in regions]
+            outside = [(common(region, dfa, minus=True), matched) for region, matched in regions]
+            regions = [region for region in (*inside, *outside) if not region[0].is_empty]
+            if len(regions) > _MAX_REGIONS:
+                raise UnsupportedSchemaError("patternProperties that overlap in too many ways")
+        named = [[name for name in names if region.accepts(name)] for region, _ in regions]
+        rest = [
+            (common(region, texts(known), minus=True) if known else region, matched)
+            for known, (region, matched) in zip(named, regions, strict=True)
+        ]
+        return [(region.expression, matched) for region, matched in rest if not region.is_empty]

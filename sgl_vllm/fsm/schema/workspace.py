@@ -1,22 +1,20 @@
-"""What one compilation may cost, and the schemas that it derives from the given one.
+"""What one compilation may cost.
 
-Owns the budgets of work, depth and time, the check of each keyword's value (which is where work is
-counted), and the lifetime of derived schemas. Does not own what any of them mean.
+Owns the budgets of work, depth and time, and the automata that one compilation combines. Does not
+own what they mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from time import thread_time
-from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, of_texts
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.regex import json_string_search
-from sgl_vllm.fsm.schema.keywords import SHAPES, Schema, Several
 
 MAX_WORK = 400_000
-"""Members, values and conjunctions that are looked at: conjunctions of alternatives multiply."""
+"""Keywords, members, values and intersections: intersections of alternatives multiply."""
 
 _COMBINING = 100
 """The work of combining two automata, in the unit of `MAX_WORK`."""
@@ -32,17 +30,17 @@ MAX_TABLE_BYTES = 64 << 20
 class Workspace:
     """The budgets of one compilation.
 
-    Invariant: every schema that is remembered by its id is kept alive here, so ids are unique.
+    Attributes:
+        depth: how deeply nested the current subschema is.
+        table_bytes: what the tables of its automata take.
     """
 
     def __init__(self) -> None:
+        self.table_bytes = 0
         self.depth = 0
         self._work = 0
         self._until_s = thread_time() + MAX_S
-        self.table_bytes = 0
         self._counted: set[ByteDfa] = set()
-        self._kept: list[Schema] = []
-        self._checked: set[int] = set()
         self._combined: dict[tuple[ByteDfa, ByteDfa, bool], ByteDfa] = {}
         self._texts: dict[tuple[bytes, ...], ByteDfa] = {}
 
@@ -57,27 +55,6 @@ class Workspace:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise UnsupportedSchemaError("the schema is nested too deeply")
-
-    def keep(self, schema: Schema) -> Schema:
-        self.spend(1)
-        self._kept.append(schema)
-        return schema
-
-    def check(self, schema: dict[str, Any]) -> None:
-        """Refuse a schema with a malformed keyword. Each schema is looked at once."""
-        if id(schema) in self._checked:
-            return
-        self._checked.add(id(schema))
-        self._kept.append(schema)
-        work = 0
-        for keyword, value in schema.items():
-            has_shape = SHAPES.get(keyword)
-            if has_shape is None or isinstance(value, Several):
-                continue
-            work += 1 + (len(value) if isinstance(value, (dict, list)) else 0)
-            if not has_shape(value):
-                raise UnsupportedSchemaError(f"{keyword} has a value of the wrong type")
-        self.spend(work)
 
     def common(self, a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
         """As `combined`; the same automaton for the same two."""
@@ -111,8 +88,3 @@ class Workspace:
                 f"{MAX_TABLE_BYTES >> 20} MiB"
             )
         return dfa
-
-
-def ids(*schemas: Schema) -> list[int]:
-    """What a schema is remembered by."""
-    return [id(schema) for schema in schemas if isinstance(schema, dict)]

@@ -156,6 +156,7 @@ LOGIC: list[tuple[Any, list[str], list[str]]] = [
      ['{"b": 1}', '{"a": 1, "c": 1}']),
     ({"type": "object", "$ref": "#/$defs/o", "unevaluatedProperties": False, "$defs": {"o": {
       "patternProperties": {"^x": True}}}}, ['{"x1": 1}'], ['{"a": 1}']),
+    ({"not": {"unevaluatedProperties": False}}, ['{"a": 1}'], ["{}", "1"]),
     ({"type": "array", "contains": {"const": 1}, "unevaluatedItems": {"const": 2}}, ["[1, 2, 1]"],
      ["[2]", "[1, 3]"]),
     # references
@@ -245,7 +246,6 @@ def test_formats(form, legal, illegal):
         {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
         {"not": {"uniqueItems": True}},
         {"type": "number", "multipleOf": 0.123456789},
-        {"not": {"unevaluatedProperties": False}},
         {"not": {"minContains": 0}, "$schema": "http://json-schema.org/draft-07/schema#"},
         {"type": "array", "minItems": 2, "uniqueItems": True, "items": {"const": 1}},
         {"$recursiveRef": "#"},
