@@ -91,7 +91,7 @@ class AutomatonCache:
         """Forget an automaton, whether it is known or not."""
         with self._lock:
             if key in self._automata:
-                self._fixed_bytes -= self._forget(key)[1]
+                self._forget(key)
 
     def clear(self) -> None:
         with self._lock:
@@ -109,23 +109,26 @@ class AutomatonCache:
             self._evict()
 
     def _evict(self) -> None:
-        """Down to the bounds; the last automaton stays in any case."""
-        kept = self._automata.values()
-        num_states = sum(automaton.num_states for automaton, _ in kept)
-        num_bytes = self._fixed_bytes + sum(automaton.num_bytes for automaton, _ in kept)
+        """Down to the bounds: first the states of the oldest automata go, which are made anew when
+        they are needed, then the automata. The last one stays in any case."""
+        *older, _ = kept = [automaton for automaton, _ in self._automata.values()]
+        num_states = sum(automaton.num_states for automaton in kept)
+        num_bytes = self._fixed_bytes + sum(automaton.num_bytes for automaton in kept)
+        for automaton in older:
+            if num_states <= MAX_STATES and num_bytes <= MAX_BYTES:
+                break
+            num_states -= automaton.num_states
+            num_bytes -= automaton.num_bytes
+            automaton.clear()
         while len(self._automata) > 1 and (
-            len(self._automata) > MAX_GRAMMARS or num_states > MAX_STATES or num_bytes > MAX_BYTES
+            len(self._automata) > MAX_GRAMMARS or num_bytes > MAX_BYTES
         ):
-            oldest = next(iter(self._automata))
-            num_states -= self._automata[oldest][0].num_states
-            freed, fixed = self._forget(oldest)
-            num_bytes -= freed + fixed
-            self._fixed_bytes -= fixed
+            num_bytes -= self._forget(next(iter(self._automata)))
 
-    def _forget(self, key: Hashable) -> tuple[int, int]:
-        """What the states of an automaton took, and its expression. The states refer to each other:
-        unless they let go of that, they would wait for the garbage collector."""
+    def _forget(self, key: Hashable) -> int:
+        """What the expression of an automaton took. Its states refer to each other: unless they let
+        go of that, they would wait for the garbage collector."""
         automaton, fixed = self._automata.pop(key)
-        num_bytes = automaton.num_bytes
         automaton.clear()
-        return num_bytes, fixed
+        self._fixed_bytes -= fixed
+        return fixed
