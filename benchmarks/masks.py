@@ -183,16 +183,11 @@ def measure(
 def full_collections() -> Iterator[list[int]]:
     """The nanoseconds that each collection of the oldest generation takes meanwhile."""
     found: list[int] = []
-    begun_ns = 0
 
     def note(phase: str, info: dict[str, int]) -> None:
-        nonlocal begun_ns
-        if info["generation"] < 2:
-            return
-        if phase == "start":
-            begun_ns = time.perf_counter_ns()
-        else:
-            found.append(time.perf_counter_ns() - begun_ns)
+        if info["generation"] == 2:
+            now_ns = time.perf_counter_ns()
+            found.append(now_ns if phase == "start" else now_ns - found.pop())
 
     gc.callbacks.append(note)
     try:

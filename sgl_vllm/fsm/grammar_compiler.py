@@ -1,14 +1,13 @@
 r"""The grammar that xgrammar makes of a format -> an expression.
 
 Owns the formats that are read as xgrammar reads them, whatever it makes of their keywords, because
-its own grammar says so: JSON, arguments in XML, which some models write, and grammars. Pure: it is
-given the grammar.
+its own grammar says so: JSON, grammars, and structural tags. Pure: it is given the grammar.
 
     root        ::= "{" ws "\"a\"" ws ":" ws root_prop_0 ws "}"     a sequence: literals, blanks
     root_prop_0 ::= [1-9] [0-9]*                                    an automaton: no punctuation
 
-What `schema/` would make of a text is made here too, so that terminals, and what is known about
-tokens in them, are shared: strings are `JsonString`, blanks and numbers are automata.
+Terminals are those of `schema/`, so that what is known about tokens in them is shared: strings are
+`JsonString`, blanks and numbers are automata.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ _STRING_REST = (
     *((0, 1, 92), (4, 1), (4, 0)),
     *((6, 2), (5, 1), (5, 5), _ESCAPE, (0, 1, 117), *[_HEX_DIGIT] * 4),
 )
-"""How xgrammar writes the rest of a JSON string, as `_Compiler._shape` of its rule."""
+"""How xgrammar writes the rest of a JSON string: the expressions of its rule, breadth first, with
+parts and options only counted, and rules numbered in the order in which they are met."""
 
 _PLAIN = (1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10)
 """A character of a string with a length, of which xgrammar allows no escapes."""
