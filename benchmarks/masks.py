@@ -88,12 +88,8 @@ DEFAULT_BACKENDS = [name for name in BACKENDS if name != "sgl-stock"]
 
 @dataclass(frozen=True)
 class Report:
-    """One backend's outcome over its cases.
-
-    Attributes:
-        memory_mib: the peak of the process's growth.
-        collections_ns: how long each full garbage collection took.
-    """
+    """One backend's outcome over its cases. `memory_mib` is the peak of the process's growth,
+    `collections_ns` is how long each full garbage collection took."""
 
     backend: str
     setup_s: float
