@@ -6,8 +6,10 @@ interface. Rooms, from the bottom up:
     errors, tables, subsets, characters   arrays and sets
     expressions, byte_dfa, json_string    what a compiled format is made of
     syntax, nfa, regex, numbers           formats -> expressions
-    schema/, ebnf/, structural_tag
-    parsed_grammar, grammar_compiler      what xgrammar makes of a format -> expressions
+    schema/                               schemas, as the specification reads them
+    parsed_grammar, grammar_check,        what xgrammar makes of a format -> expressions
+    regular_parts, grammar_compiler
+    structural_tag, gbnf                  formats -> what xgrammar parses
     automaton                             which bytes may come next, and which must
     trie_walks, vocabulary,               which tokens may come next
     terminal_walks, masks

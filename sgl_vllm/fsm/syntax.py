@@ -1,8 +1,8 @@
-"""Trees of patterns and grammars: what both are parsed into.
+"""Trees of patterns and of regular parts of grammars: what both are read into.
 
     "ab" [0-9]*      Sequence((Text(b"ab"), Repetition(CharacterClass(((48, 57),)), 0, None)))
 
-Owns the types. Does not own how a tree is written (`regex.py`, `ebnf/syntax.py`) or what it is
+Owns the types. Does not own where a tree comes from (`regex.py`, `regular_parts.py`) or what it is
 compiled to. Trees are never changed; they are not frozen, because that makes their construction
 three times as slow. Pure.
 """

@@ -1,17 +1,16 @@
 """vLLM's structured-output backend: our automata where they can compile a format, else vLLM's own.
 
 Owns vLLM's backend interface, the cache of automata, and the counters. Which texts are legal is
-decided in `fsm/schema/`, `fsm/grammar_compiler.py`, `fsm/regex.py`, `fsm/ebnf/` and
-`fsm/structural_tag.py`, which tokens in `fsm/masks.py`.
+decided in `fsm/grammar_compiler.py`, `fsm/schema/` and `fsm/regex.py`, which tokens in
+`fsm/masks.py`.
 
     format                   by automata                                  otherwise
-    json                     what `fsm/schema` supports, or, where a      xgrammar, guidance
-                             schema means what xgrammar makes of it,
-                             what `fsm/grammar_compiler.py` does
-    json_object, choice      always (vLLM turns a choice into a grammar)
+    json, json_object        what xgrammar parses, if a schema means      xgrammar, guidance
+                             what xgrammar makes of it; else what
+                             `fsm/schema` supports
+    structural_tag, grammar  what xgrammar parses                         xgrammar, guidance
+    choice                   always (vLLM turns it into a grammar)
     regex                    what `fsm/regex.py` supports                 xgrammar, guidance
-    structural_tag           what `fsm/structural_tag.py` supports        xgrammar, guidance
-    grammar                  what `fsm/ebnf` supports                     xgrammar, guidance
 """
 
 from __future__ import annotations
