@@ -201,8 +201,8 @@ class Automaton:
         self.num_bytes = 0
         self._states: dict[object, State] = {}
         self._continuations: dict[int, Continuation] = {}
-        """Both by the ids of what they consist of, and keep alive: the garbage collector has to
-        look at tuples of objects, but not at numbers."""
+        """Keyed by the ids of the objects in each value, which the value keeps alive. The garbage
+        collector does not visit numbers, as it would visit tuples of objects."""
         self._after: dict[Continuation | None, State] = {}
         self._expression = expression
         self._start: State | None = None

@@ -80,11 +80,10 @@ class AutomatonCache:
         """
         fixed = _BYTES_PER_CHARACTER * num_characters + num_bytes
         with self._lock:
-            before, replaced = self._automata.pop(key, (automaton, 0))
-            if before is not automaton:
-                before.clear()
+            if key in self._automata:
+                self._forget(key)
             self._automata[key] = automaton, fixed
-            self._fixed_bytes += fixed - replaced
+            self._fixed_bytes += fixed
             self._is_used()
 
     def remove(self, key: Hashable) -> None:
@@ -97,7 +96,6 @@ class AutomatonCache:
         with self._lock:
             for key in [*self._automata]:
                 self._forget(key)
-            self._fixed_bytes = 0
 
     def _is_used(self) -> None:
         self._num_used += 1

@@ -32,4 +32,4 @@ class NothingValidError(UnsupportedSchemaError):
 
 
 class UnsupportedGrammarError(ValueError):
-    """The grammar, or the structural tag, has a construct that is not compiled here."""
+    """The grammar or structural tag uses a construct that the automata do not support."""

@@ -170,7 +170,7 @@ def _child(data, begins, bodies, one, index):  # type: ignore[no-untyped-def]
 
 @compiled
 def _is_empty(data, begins, bodies, one, may_be_empty):  # type: ignore[no-untyped-def]
-    """Whether an expression may be empty, as far as that is known of what it contains.
+    """Whether an expression may be empty, given what is known so far about the parts it contains.
 
     Bounds: the numbers of all expressions have been checked.
     """

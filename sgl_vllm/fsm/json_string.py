@@ -88,14 +88,14 @@ class StringBody:
     State 0 is between characters; the closing quote leads from there to -2.
     """
 
-    def __init__(self, escapes: Literal["any", "characters", "needed", "none", "raw"]) -> None:
+    def __init__(self, escapes: Literal["any", "characters", "needed", "raw"]) -> None:
         """
         Args:
             escapes: which escapes a string may contain. any: all of JSON's. characters: those of
                 whole characters; a surrogate pair is one, half of a pair is none. needed: only
                 those without which JSON cannot write a character, so that every text has one
-                spelling, the one of `json.dumps(..., ensure_ascii=False)`. none. raw: none, but
-                control characters that end no line may stand for themselves, which is no JSON.
+                spelling, the one of `json.dumps(..., ensure_ascii=False)`. raw: none, but control
+                characters that end no line may stand for themselves, which is no JSON.
         """
         rows = [[-1] * 256 for _ in range(20)]
         between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1, extra = range(14)
@@ -103,7 +103,7 @@ class StringBody:
         for byte in range(0x20, 0x80):
             rows[between][byte] = between
         rows[between][QUOTE] = -2
-        rows[between][0x5C] = escape if escapes not in ("none", "raw") else -1
+        rows[between][0x5C] = escape if escapes != "raw" else -1
         if escapes == "raw":
             for byte in {*range(0x20)} - {*b"\r\n"}:
                 rows[between][byte] = between
@@ -188,7 +188,6 @@ class StringBody:
 STRING = StringBody("any")
 COUNTED_STRING = StringBody("characters")
 NAME_STRING = StringBody("needed")
-PLAIN_STRING = StringBody("none")
 RAW_STRING = StringBody("raw")
 
 

@@ -20,8 +20,8 @@ from sgl_vllm.protocol.code_points import LAST, normalized
 
 _PUNCTUATION = frozenset(b'{}[]:,"')
 _MAX_POSITIONS = 200
-"""Characters of a rule, with what is repeated counted as often. A larger rule is a structure of
-smaller automata."""
+"""How many characters a regular part may have, where a part that is repeated five times counts five
+times. A larger one is split into smaller automata."""
 
 _MAX_DEPTH = 100
 """Of a regular part, in rules and brackets."""

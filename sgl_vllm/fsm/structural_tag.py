@@ -39,7 +39,7 @@ def in_one_format(tag: Json) -> Json:
 
 
 def marked(tag: Json) -> tuple[Json, dict[bytes, Json]]:
-    """A tag with a mark for each of its schemas of JSON, and the schemas by mark.
+    """The tag with a mark in place of each JSON schema, and a dictionary from marks to schemas.
 
     Raises RecursionError: it is nested too deeply.
     """

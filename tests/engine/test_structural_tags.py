@@ -5,6 +5,7 @@ No model is needed: both backends are asked through vLLM's interface, over the d
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -202,6 +203,15 @@ def test_so_are_those_of_the_older_form() -> None:
     spec = json.dumps({"structures": structures, "triggers": ["<a"]})
     walk_beside_stock(compact, Options.STRUCTURAL_TAG, spec)
     follow_beside_stock(compact, spec, 'x <ab>{"city": "Rome", "days": 3}</> <a')
+
+
+@pytest.mark.parametrize("depth", [600, 5_000])
+def test_a_tag_nested_too_deeply_is_no_error_of_ours(depth: int) -> None:
+    by_spec = backend(by_spec=True)
+    nested = '{"type":"optional","content":' * depth + '{"type":"any_text"}' + "}" * depth
+    with contextlib.suppress(ValueError):
+        by_spec.compile_grammar(Options.STRUCTURAL_TAG, f'{{"format":{nested}}}')
+    assert not by_spec.num_errors
 
 
 # -- calls as models write them

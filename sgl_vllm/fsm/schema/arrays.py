@@ -203,7 +203,7 @@ class _Containing:
         return Compiled(expression, [self._to_end[start]])
 
     def _find_moves(self, start: _Counts) -> None:
-        """Set the moves of all states, and the ways to an end."""
+        """Find the transitions of all states, and the ways to complete an array from each."""
         before: dict[_Counts, list[tuple[_Counts, Node]]] = {start: []}
         pending = deque([start])
         while pending:
@@ -253,7 +253,8 @@ class _Containing:
     def _counted(
         self, contained: Contained, index: int, count: int, counts_too: bool
     ) -> list[Node] | None:
-        """What an item is that counts, or one that does not; None if there is no need to tell."""
+        """What an item must be valid against to count, or not to count; None if no item may count
+        here, or it does not matter."""
         high = contained.high
         matters = index >= contained.start and (high is not None or count < contained.low)
         if not counts_too:

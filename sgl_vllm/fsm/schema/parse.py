@@ -70,7 +70,8 @@ class Parser:
     def target(self, reference: Reference) -> Node:
         """What a reference points to.
 
-        Raises UnsupportedSchemaError: nothing in this document, or it is malformed.
+        Raises UnsupportedSchemaError: there is no such subschema in this document, or the reference
+            is malformed.
         """
         known = self._targets.get(reference)
         if known is None:

@@ -166,9 +166,13 @@ def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | No
     dialect = replace(dialect, any_whitespace=True)
     tag = in_one_format(_parsed(spec))
     schemas: dict[bytes, Any] = {}
-    if dialect.by_spec:
-        tag, schemas = marked(tag)
-    grammar = dialect.parsed(("compile_structural_tag", json.dumps(tag), {}))
+    try:
+        if dialect.by_spec:
+            tag, schemas = marked(tag)
+        text = json.dumps(tag)
+    except RecursionError:
+        raise UnsupportedSchemaError("the format is nested too deeply") from None
+    grammar = dialect.parsed(("compile_structural_tag", text, {}))
     if grammar is None:
         return None
     compiled = {mark: _compiled_schema(schema, dialect) for mark, schema in schemas.items()}

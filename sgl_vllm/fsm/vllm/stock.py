@@ -37,6 +37,13 @@ from sgl_vllm.protocol.quoting import quoted
 
 logger = init_logger("vllm.sgl_vllm.fsm")
 
+_PARSED_BY = {
+    "compile_json_schema": StructuredOutputOptions.JSON,
+    "compile_grammar": StructuredOutputOptions.GRAMMAR,
+    "compile_structural_tag": StructuredOutputOptions.STRUCTURAL_TAG,
+}
+"""The kind of format that a method of xgrammar's compiler is for."""
+
 Compile = Callable[[StructuredOutputOptions, str, set[int] | None], StructuredOutputGrammar]
 
 
@@ -113,7 +120,7 @@ class StockBackends:
 
         Raises NotCompiledError: that takes too much time or memory, or others do.
         """
-        return self._xgrammar_sandbox.parsed(call, FORMATS[StructuredOutputOptions.JSON].title)
+        return self._xgrammar_sandbox.parsed(call, FORMATS[_PARSED_BY[call[0]]].title)
 
     def stop(self) -> None:
         self._xgrammar_sandbox.stop()
