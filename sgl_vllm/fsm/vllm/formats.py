@@ -151,8 +151,7 @@ def _compiled_grammar(spec: str, dialect: Dialect) -> CompiledFormat | None:
     choices = choices_of_grammar(spec)
     if choices is not None:
         return _one_of(choices)
-    # What guidance makes of a grammar is its own; Lark's syntax is left to xgrammar.
-    if dialect.prefers_guidance or grammar_is_likely_lark(spec):
+    if dialect.prefers_guidance:  # what guidance makes of a grammar is its own
         return None
     return _as_xgrammar_reads_it(_grammar_calls(spec, dialect)[0], dialect)
 

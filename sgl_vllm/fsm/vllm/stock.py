@@ -40,6 +40,7 @@ logger = init_logger("vllm.sgl_vllm.fsm")
 _PARSED_BY = {
     "compile_json_schema": StructuredOutputOptions.JSON,
     "compile_grammar": StructuredOutputOptions.GRAMMAR,
+    "compile_lark": StructuredOutputOptions.GRAMMAR,
     "compile_structural_tag": StructuredOutputOptions.STRUCTURAL_TAG,
 }
 """The kind of format that a method of xgrammar's compiler is for."""

@@ -26,6 +26,7 @@ _PARSED = {
     "compile_json_schema": xgrammar.Grammar.from_json_schema,
     "compile_structural_tag": xgrammar.Grammar.from_structural_tag,
     "compile_grammar": xgrammar.Grammar.from_ebnf,
+    "compile_lark": xgrammar.Grammar.from_lark,
 }
 _REGEX = 12
 """The kind of a pattern among a grammar's expressions."""

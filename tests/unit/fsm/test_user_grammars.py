@@ -10,14 +10,15 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.effort import examples
-from tests.unit.fsm.parsed import automaton
+from tests.unit.fsm.parsed import automaton, compile_by
 from tests.unit.fsm.test_masks import PIECES, legal_by_mask
 from tests.unit.fsm.texts import after, bits_of
-from tests.unit.fsm.user_grammars import GRAMMARS, NOT_OURS, random_grammar
+from tests.unit.fsm.user_grammars import GRAMMARS, LARK, NOT_OURS, random_grammar
 
 TOKENS = [*dict.fromkeys(PIECES), b"<eos>"]
 END = len(TOKENS) - 1
@@ -34,12 +35,14 @@ def stock_legal(matcher: xgrammar.GrammarMatcher) -> set[int]:
     return set(np.flatnonzero(flags[: len(TOKENS)]).tolist())
 
 
-def walk_beside_xgrammar(grammar: str, rng: random.Random, walks: int, steps: int) -> None:
+def walk_beside_xgrammar(
+    grammar: str, rng: random.Random, walks: int, steps: int, method: str = "compile_grammar"
+) -> None:
     """Random legal tokens; the masks of both, and whether the text may end, compared before each.
     Short tokens are preferred, so that texts come to their ends."""
-    start = automaton(grammar).start
+    start = Automaton(compile_by(method, grammar)).start
     masks = Bitmasks(VOCABULARY)
-    compiled = COMPILER.compile_grammar(grammar)
+    compiled = getattr(COMPILER, method)(grammar)
     for _ in range(walks):
         matcher, state = xgrammar.GrammarMatcher(compiled), start
         for _ in range(steps):
@@ -56,6 +59,12 @@ def walk_beside_xgrammar(grammar: str, rng: random.Random, walks: int, steps: in
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_are_those_of_xgrammar(name: str) -> None:
     walk_beside_xgrammar(GRAMMARS[name], random.Random(name), walks=3, steps=40)
+
+
+@pytest.mark.parametrize("name", LARK)
+def test_masks_of_a_grammar_in_larks_syntax(name: str) -> None:
+    rng = random.Random(name)
+    walk_beside_xgrammar(LARK[name], rng, walks=3, steps=40, method="compile_lark")
 
 
 @settings(max_examples=examples(8), deadline=None)

@@ -130,6 +130,30 @@ NOT_OURS = {
 }
 """Grammars that xgrammar takes, and the automata do not."""
 
+LARK = {
+    "JSON": r'''
+        start: value
+        ?value: object | array | STRING | NUMBER | "true" | "false" | "null"
+        array: "[" [value ("," value)*] "]"
+        object: "{" [pair ("," pair)*] "}"
+        pair: STRING ":" value
+        STRING: /"[^"\\]*"/
+        NUMBER: /-?[0-9]+(\.[0-9]+)?/
+    ''',
+    "left recursion": r"""
+        start: sum
+        sum: product | sum "+" product | sum "-" product
+        product: atom | product "*" atom
+        atom: NUMBER | "-" atom | "(" sum ")"
+        NUMBER: /[0-9]+/
+    """,
+    "ignored blanks": 'start: "a" WORD+\nWORD: /[a-z]+/\n%ignore " "',
+    "repetitions, letters of either case": (
+        'start: item~2..4 ("," item)? tail*\nitem: "x"i\ntail: "-" DIGIT\nDIGIT: "0".."9"'
+    ),
+}
+"""Grammars in Lark's syntax."""
+
 
 def random_grammar(rng: random.Random) -> str:
     """Levels of operators over leaves that lead back through brackets, with whitespace here and
