@@ -4,7 +4,7 @@ Owns the recursion over subschemas. What a single type allows is in the other mo
 package.
 
 Members of an object are compiled in the order of `properties`, then any others: what vLLM's
-backends ask for, and what makes keys forced text.
+backends ask for, and what makes keys forced text. `members.py` says where the order is free.
 """
 
 from __future__ import annotations

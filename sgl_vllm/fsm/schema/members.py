@@ -1,4 +1,4 @@
-"""What may come inside an object: listed members in their order, then others.
+"""What may come inside an object: its listed members, then others.
 
 Owns the order and the count of members. Does not own which members a schema has (`objects.py`).
 """
@@ -6,10 +6,18 @@ Owns the order and the count of members. Does not own which members a schema has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.schema.context import Context, spelled
+
+MAX_IN_ANY_ORDER = 6
+"""If an object lists more members, they come in listed order."""
+
+Left: TypeAlias = "int | tuple[int, ...]"
+"""The listed members that may still come, by index: these; or, in listed order, all from one on."""
+
+_Key: TypeAlias = "tuple[bytes, Expression | None]"
 
 
 class Member(NamedTuple):
@@ -23,17 +31,26 @@ class Member(NamedTuple):
 class Members:
     """What may come inside an object after some of its members.
 
-        {"a": 1, "c": 3|             after(3, 2): "d", or one that is not listed, or the end
+        {"c": 3, "a": 1|             after((1, 3), 2): "b", "d", one that is not listed, or the end
 
-    `index` listed members were written or left out; `count` members were written, counted only as
-    far as `minProperties` and `maxProperties` need it. Members that are not listed may repeat a
-    name, so together they count as one for `minProperties`.
+    If few members are listed, they come in any order while one of those left is optional.
+    Otherwise, they come in listed order, so that the names of required ones are forced. Members
+    that are not listed come after them.
+
+    `count` members were written, counted only as far as `minProperties` and `maxProperties` need
+    it. Members that are not listed may repeat a name, so together they count as one for
+    `minProperties`.
+
+    Cost: what is visited of one expression for each set of members that may be left, and count.
 
     Args:
         others: a member that is not listed; None if there may be none.
         low, high: how many members there are; None for any number.
         last: a member that is not listed and has to be there. It comes last, so that none after it
             can take its name.
+
+    Attributes:
+        start: all members, up to the closing brace.
     """
 
     def __init__(
@@ -54,38 +71,28 @@ class Members:
         self._low = low
         self._high = high
         self._max_count = max(1, low, high or 0)
-        self._made: dict[tuple[int, int], Expression] = {}
-        self._keys_by_count: dict[int, list[tuple[bytes, Expression | None]]] = {}
-        self._next_required = list(range(len(members) + 1))
-        """For each index, the next required member, or the number of members."""
-        self._num_required = [0] * (len(members) + 1)
-        """For each index, the number of required members from there on."""
-        for i in reversed(range(len(members))):
-            if not members[i].is_required:
-                self._next_required[i] = self._next_required[i + 1]
-            self._num_required[i] = self._num_required[i + 1] + members[i].is_required
+        self._made: dict[tuple[Left, int], Expression] = {}
+        self._keys: dict[tuple[int, Left, int], _Key] = {}
+        self._in_any_order = len(members) <= MAX_IN_ANY_ORDER
+        self.start = self.after((*range(len(members)),) if self._in_any_order else 0, 0)
 
-    def after(self, index: int, count: int) -> Expression:
-        count = min(count, self._max_count)
-        known = self._made.get((index, count))
+    def after(self, left: Left, count: int) -> Expression:
+        known = self._made.get((left, count))
         if known is None:
-            known = self._made[index, count] = Lazy(lambda: self._after(index, count))
+            known = self._made[left, count] = Lazy(lambda: self._after(left, count))
         return known
 
-    def _after(self, index: int, count: int) -> Expression:
-        options: list[Expression] = []
-        is_full = self._high is not None and count >= self._high
-        keys: list[tuple[bytes, Expression | None]] = []
+    def _after(self, left: Left, count: int) -> Expression:
+        indices = range(left, len(self._members)) if isinstance(left, int) else left
+        num_required = sum([self._members[i].is_required for i in indices])
+        has_room = self._high is None or self._high - count > num_required  # for optional ones
+        may_end = not num_required
+        following = min(count + 1, self._max_count)
         blank = self._context.blank
-        next_required = self._next_required[index]
-        if not is_full:
-            following = min(count + 1, self._max_count)
-            keys = self._keys(following)[index : self._last_possible(index, count) + 1]
-            if self._high is not None and self._high - count <= self._num_required[index]:
-                keys = keys[next_required - index :]  # there is room for required members only
-        may_end = next_required == len(self._members)
-        if may_end and self._others is not None and not is_full and count + 1 >= self._low:
-            options.append(Seq(self._others, self.after(next_required, count + 1)))
+        options: list[Expression] = []
+        keys = self._next(indices, count, num_required, has_room)
+        if may_end and self._others is not None and has_room and count + 1 >= self._low:
+            options.append(Seq(self._others, self.after((), following)))
         if may_end and self._last is not None and count + 1 >= self._low:
             options.append(Seq(self._last, blank, literal(b"}")))
         if keys:
@@ -98,22 +105,30 @@ class Members:
             ends.append(literal(b"}"))
         return Seq(*([blank] if count else []), Alt(ends))
 
-    def _keys(self, following: int) -> list[tuple[bytes, Expression | None]]:
-        """Every listed member's name, and what comes after it if that makes `following` members."""
-        known = self._keys_by_count.get(following)
-        if known is None:
-            colon = self._context.colon
-            known = self._keys_by_count[following] = [
-                (spelled(member.name), Seq(colon, member.value, self.after(i + 1, following)))
-                for i, member in enumerate(self._members)
-            ]
-        return known
-
-    def _last_possible(self, index: int, count: int) -> int:
-        """The last listed member that may come next: no required one is left out, and enough remain
-        for `minProperties`."""
-        last = self._next_required[index]
+    def _next(
+        self, left: Sequence[int], count: int, num_required: int, has_room: bool
+    ) -> list[_Key]:
+        """The listed members that may come next."""
         num_needed = self._low - count - (self._others is not None or self._last is not None)
-        if num_needed > 0:
-            last = min(last, len(self._members) - num_needed)
-        return last
+        is_free = self._in_any_order and has_room and max(num_required, num_needed) < len(left)
+        following = min(count + 1, self._max_count)
+        keys: list[_Key] = []
+        for k, i in enumerate(left):
+            is_required = self._members[i].is_required
+            if not is_free and len(left) - k < num_needed:
+                break
+            if has_room or is_required:
+                rest = (*left[:k], *left[k + 1 :]) if self._in_any_order else i + 1
+                keys.append(self._key(i, rest, following))
+            if is_required and not is_free:
+                break
+        return keys
+
+    def _key(self, index: int, left: Left, count: int) -> _Key:
+        """A listed member's name, and what comes after it if that makes `count` members."""
+        known = self._keys.get((index, left, count))
+        if known is None:
+            member = self._members[index]
+            value = Seq(self._context.colon, member.value, self.after(left, count))
+            known = self._keys[index, left, count] = (spelled(member.name), value)
+        return known

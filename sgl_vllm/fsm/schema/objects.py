@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
 
 
 def compile_object(context: Context, objects: Objects) -> Compiled | None:
-    """The objects of a set, with the named properties in their order."""
+    """The objects of a set."""
     compiler = _Objects(context, objects)
     found = [(compiler.expression(kind), kind) for kind in compiler.kinds()]
     inside = alternatives([expression for expression, _ in found if expression is not None])
@@ -138,7 +138,7 @@ class _Objects:
             raise UnsupportedSchemaError(
                 f"more than {MAX_COUNTED_PROPERTIES:,} properties to count"
             )
-        return Members(context, members, others, low, high, last).after(0, 0)
+        return Members(context, members, others, low, high, last).start
 
     def _others(self, broken: Sequence[MemberRule]) -> Expression | None:
         """A member that is not named and breaks the given rules; None if there may be none."""

@@ -40,7 +40,7 @@ def automaton(schema, **options) -> Automaton:
     return Automaton(compile_schema(schema, **options))
 
 
-# -- random schemas, each with random instances in the order of its members -------------------
+# -- random schemas, each with random instances ------------------------------------------------
 
 
 def with_instances(schema, instances):
@@ -104,7 +104,8 @@ def objects(draw, inner):
         for name in names:
             if len(taken) < low and name not in taken:
                 taken.append(name)
-        value = {name: draw(members[name][1]) for name in names if name in taken}
+        order = draw(st.permutations(taken)) if len(taken) < len(names) else names
+        value = {name: draw(members[name][1]) for name in order}
         if extra is not None and draw(st.booleans()):
             name = draw(st.sampled_from([n for n in ["x", "a\\", "abc", "é\n"] if n not in names]))
             value[name] = draw(st.just(1) if extra is True else extra[1])
