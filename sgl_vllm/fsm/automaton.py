@@ -14,11 +14,14 @@ Compressed edges (arXiv 2312.07104, section 4): where only one byte may come nex
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, TypeAlias  # Any: pairs of a flat tuple
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, Terminal
+from sgl_vllm.fsm.forecast import Forecast
 
 MAX_THREADS = 4_000
 """A grammar that needs more threads in one state is refused while it runs."""
@@ -31,12 +34,16 @@ over."""
 UNLIMITED = 1 << 62
 """`Automaton.allowance` where the work is not limited."""
 
-_STATE_BYTES = 800
-_THREAD_BYTES = 260
+_KEY_BYTES = 5
+_STATE_BYTES = 600
+_THREAD_BYTES = 200
 
 _RUN_BYTES, _RUN_TOKEN_BYTES = 400, 44
 _MAX_RUNS = 8
 """So many runs of tokens are remembered from one state on."""
+
+_MAX_THREADS_TRIED = 32
+"""With more threads, each at some microseconds, a state is not tried to forecast what follows."""
 
 _MAX_FORCED_BYTES = 4_096
 """A longer run is returned in parts: walking and tokenizing it would hold up the engine."""
@@ -56,31 +63,45 @@ Thread: TypeAlias = "tuple[Terminal, Continuation | None]"
 Threads: TypeAlias = "tuple[Thread, ...]"
 
 
-class State:
-    """What the bytes so far allow.
+class State(Forecast):
+    """What the bytes so far allow, and how often forced text has followed the next token.
+
+    The collector visits every object, so a state is one: what has its size is kept flat, or with
+    that of other states in the automaton.
 
     Attributes:
         first: the bytes that may come next, as bits (bit b for byte b).
         accepting: whether the text may end here.
         bitmask: what `masks.py` found out about this state.
-        forecast: what `forecast.py` knows about it.
     """
 
     __slots__ = (
-        *("_after", "_forced", "_runs", "accepting", "automaton"),
-        *("bitmask", "first", "forecast", "threads"),
+        *("_key", "_others", "_run", "_run_end", "_runs", "_terminal", "_then"),
+        *("accepting", "automaton", "bitmask", "first"),
     )
 
-    def __init__(self, automaton: Automaton, threads: Threads, accepting: bool) -> None:
+    def __init__(self, automaton: Automaton, threads: Threads, accepting: bool, key: bytes) -> None:
+        super().__init__()
         self.automaton = automaton
-        self.threads = threads
         self.accepting = accepting
         self.first = first_of(threads)
-        self._after: dict[bytes, State] = {}
-        self._forced: tuple[bytes, State] | None = None
+        self._key = key
+        self._terminal: Terminal | None = None
+        self._then: Continuation | None = None
+        if threads:
+            self._terminal, self._then = threads[0]
+        self._others = tuple(chain.from_iterable(threads[1:]))
+        self._run: bytes | None = None
+        self._run_end: State | None = None
         self._runs: dict[tuple[int, ...], tuple[State, ...]] | None = None
         self.bitmask: object = None
-        self.forecast: object = None
+
+    @property
+    def threads(self) -> Threads:
+        if self._terminal is None:
+            return ()
+        others: Any = iter(self._others)
+        return (self._terminal, self._then), *zip(others, others, strict=True)
 
     def step(self, byte: int) -> State | None:
         """The state after one more byte; None if that byte is not legal."""
@@ -88,12 +109,14 @@ class State:
 
     def walk(self, piece: bytes) -> State | None:
         """The state after these bytes; None if they are not legal. No state is made in between."""
-        known = self._after.get(piece)
-        if known is None and piece:
+        if not piece:
+            return self
+        known = self.automaton.known_walk(self._key + piece)
+        if known is None:
             known = self._walk(piece)
             if known is not None:
-                self._after[piece] = known
-        return known if piece else self
+                self.automaton.remember_walk(self._key + piece, known)
+        return known
 
     def _walk(self, piece: bytes) -> State | None:
         if not self.first >> piece[0] & 1:
@@ -106,7 +129,7 @@ class State:
                 threads, accepting = automaton.step(threads, piece[position])
                 position += 1
             else:
-                text = literal.entries[0][0]
+                (text,) = literal.texts
                 end = min(len(text), literal.position + len(piece) - position)
                 length = end - literal.position
                 if text[literal.position : end] != piece[position : position + length]:
@@ -118,6 +141,17 @@ class State:
                     self.first &= ~(1 << piece[0])
                 return None
         return automaton.state(threads, accepting)
+
+    def is_mostly_forced(self, pieces: Iterable[bytes]) -> bool:
+        """Whether one byte only, or the end, may follow at least half of these pieces."""
+        if len(self._others) > 2 * _MAX_THREADS_TRIED:
+            return False
+        try:
+            following = [one for one in map(self.walk, pieces) if one is not None]
+        except TooComplexError:
+            return False
+        forced = [one for one in following if one.first.bit_count() + one.accepting == 1]
+        return 2 * len(forced) >= len(following) > 0
 
     def known_run(self, tokens: tuple[int, ...]) -> tuple[State, ...] | None:
         """The states after each token of a run that begins here, if they are remembered."""
@@ -132,12 +166,11 @@ class State:
 
     def forget(self) -> None:
         """Let go of the states that this one leads to."""
-        self._after.clear()
-        self._runs = self._forced = None
+        self._runs = self._run = self._run_end = None
 
     def forced(self) -> tuple[bytes, State]:
         """The longest run of bytes that must come next, and the state after it."""
-        if self._forced is None:
+        if self._run is None:
             run = bytearray()
             automaton, threads, accepting = self.automaton, self.threads, self.accepting
             first = self.first
@@ -147,7 +180,7 @@ class State:
                     piece = _BYTES[first.bit_length() - 1]
                     following = automaton.step(threads, piece[0])
                 else:
-                    text, begin = literal.entries[0][0], literal.position
+                    (text,), begin = literal.texts, literal.position
                     piece = text[begin : begin + _MAX_FORCED_BYTES - len(run)]
                     following = automaton.along(threads, begin + len(piece))
                 if not following[0] and not following[1]:
@@ -155,8 +188,9 @@ class State:
                 threads, accepting = following
                 run += piece
                 first = first_of(threads)
-            self._forced = bytes(run), automaton.state(threads, accepting) if run else self
-        return self._forced
+            self._run_end = automaton.state(threads, accepting) if run else None
+            self._run = bytes(run)
+        return self._run, self._run_end or self
 
 
 _BYTES = [bytes([byte]) for byte in range(256)]
@@ -174,7 +208,7 @@ def only_literal(threads: Threads) -> Literals | None:
     """The only thing that may come next, if it is one text."""
     if len(threads) == 1:
         ((terminal, _),) = threads
-        if isinstance(terminal, Literals) and len(terminal.entries) == 1:
+        if isinstance(terminal, Literals) and len(terminal.texts) == 1:
             return terminal
     return None
 
@@ -200,6 +234,9 @@ class Automaton:
         self._counted: set[ByteDfa] | None = set() if counts_tables else None
         self.num_bytes = 0
         self._states: dict[object, State] = {}
+        self._walks: dict[bytes, State] = {}
+        """The state after each walk, by the key of its start and its bytes."""
+        self._num_made = 0
         self._continuations: dict[int, Continuation] = {}
         """Keyed by the ids of the objects in each value, which the value keeps alive. The garbage
         collector does not visit numbers, as it would visit tuples of objects."""
@@ -253,6 +290,7 @@ class Automaton:
         if self._counted is not None:
             self._counted.clear()
         self._states.clear()
+        self._walks.clear()
         self._continuations.clear()
         self._after.clear()
         self._start = None
@@ -291,8 +329,17 @@ class Automaton:
             self.num_bytes += _STATE_BYTES + _THREAD_BYTES * len(threads)
             if self._counted is not None:
                 self._count_tables(threads, self._counted)
-            known = self._states[key] = State(self, threads, accepting)
+            self._num_made += 1
+            number = self._num_made.to_bytes(_KEY_BYTES)
+            known = self._states[key] = State(self, threads, accepting, number)
         return known
+
+    def known_walk(self, key: bytes) -> State | None:
+        """The state after a walk: the key of its start, and its bytes."""
+        return self._walks.get(key)
+
+    def remember_walk(self, key: bytes, end: State) -> None:
+        self._walks[key] = end
 
     def _count_tables(self, threads: Threads, counted: set[ByteDfa]) -> None:
         for terminal, _ in threads:

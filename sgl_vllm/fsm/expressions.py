@@ -14,7 +14,8 @@ Sets of bytes are integers: bit b is set if byte b is in the set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from copy import copy
+from typing import Any, Protocol, TypeAlias  # Any: arguments of a function
 
 from sgl_vllm.fsm.small_cache import cached_if_few
 
@@ -58,73 +59,78 @@ class Alt:
 class Lazy:
     """An expression that is built when a walk first reaches it, so that it can contain itself."""
 
-    __slots__ = ("_expression", "_make")
+    __slots__ = ("_arguments", "_expression", "_make")
 
-    def __init__(self, make: Callable[[], Expression]) -> None:
-        self._make: Callable[[], Expression] | None = make
+    def __init__(self, make: Callable[..., Expression], *arguments: Any) -> None:
+        self._make: Callable[..., Expression] | None = make
+        self._arguments = arguments
         self._expression: Expression | None = None
 
     def get(self) -> Expression:
         if self._expression is None:
             assert self._make is not None
-            self._expression = self._make()
-            self._make = None
+            self._expression = self._make(*self._arguments)
+            self._make, self._arguments = None, ()
         return self._expression
+
+    def forget(self) -> Expression | None:
+        """What has been built."""
+        expression, self._expression = self._expression, None
+        self._make, self._arguments = None, ()
+        return expression
 
 
 class Literals:
     """A terminal: one of several byte strings, each with its own continuation.
 
-    Invariant: all entries are longer than `position` and share their first `position` bytes, which
+    Invariant: all texts are longer than `position` and share their first `position` bytes, which
     have been consumed.
 
-    Args:
-        tails: of a single entry, its terminals by position, which they share.
+    Attributes:
+        texts, followings: each text with its continuation.
     """
 
-    __slots__ = ("_next", "_tails", "entries", "first", "position")
+    __slots__ = ("_longer", "first", "followings", "position", "texts")
 
     def __init__(
-        self,
-        entries: tuple[tuple[bytes, Expression | None], ...],
-        position: int = 0,
-        tails: dict[int, Literals] | None = None,
+        self, entries: Iterable[tuple[bytes, Expression | None]], position: int = 0
     ) -> None:
-        self.entries = entries
+        self.texts, followings = zip(*entries, strict=True)
+        self.followings: tuple[Expression, ...] = tuple([one or EMPTY for one in followings])
         self.position = position
         self.first = 0
-        for text, _ in entries:
+        for text in self.texts:
             self.first |= 1 << text[position]
-        self._next: dict[int, tuple[Literals | None, tuple[Expression, ...]]] | None = None
-        self._tails = tails
+        self._longer: dict[int, Literals] = {}
+        """By the next byte, or, of a single text, by position: what remains."""
 
     def step(self, byte: int) -> tuple[Literals | None, tuple[Expression, ...]]:
-        if self._next is None:
-            self._next = {}
-        known = self._next.get(byte)
-        if known is None:
-            known = self._next[byte] = self._after(byte)
-        return known
-
-    def _after(self, byte: int) -> tuple[Literals | None, tuple[Expression, ...]]:
-        if len(self.entries) == 1:
-            return self.at(self.position + 1)
         position = self.position
-        matching = [entry for entry in self.entries if entry[0][position] == byte]
-        longer = tuple([entry for entry in matching if len(entry[0]) > position + 1])
-        done = tuple([entry[1] or EMPTY for entry in matching if len(entry[0]) == position + 1])
-        return Literals(longer, position + 1) if longer else None, done
+        if len(self.texts) == 1:
+            return self.at(position + 1)
+        matching = [
+            entry
+            for entry in zip(self.texts, self.followings, strict=True)
+            if entry[0][position] == byte
+        ]
+        done = tuple([then for text, then in matching if len(text) == position + 1])
+        if len(done) == len(matching):
+            return None, done
+        longer = self._longer.get(byte)
+        if longer is None:
+            rest = [entry for entry in matching if len(entry[0]) > position + 1]
+            longer = self._longer[byte] = Literals(rest, position + 1)
+        return longer, done
 
     def at(self, position: int) -> tuple[Literals | None, tuple[Expression, ...]]:
-        """As `step` along a single entry up to a position."""
-        ((text, following),) = self.entries
+        """As `step` along a single text up to a position."""
+        (text,) = self.texts
         if position == len(text):
-            return None, (following or EMPTY,)
-        if self._tails is None:
-            self._tails = {self.position: self}
-        tail = self._tails.get(position)
+            return None, self.followings
+        tail = self._longer.get(position)
         if tail is None:
-            tail = self._tails[position] = Literals(self.entries, position, self._tails)
+            tail = self._longer[position] = copy(self)  # all of them share their tails
+            tail.position, tail.first = position, 1 << text[position]
         return tail, ()
 
 
@@ -132,6 +138,25 @@ Expression: TypeAlias = "Seq | Alt | Lazy | Terminal"
 
 EMPTY = Seq()
 NEVER = Alt(())
+
+
+def forget(expression: Expression) -> None:
+    """Take an expression apart that will not be walked any more. Most contain themselves, so without
+    this only the garbage collector would free them, many formats at once."""
+    pending: list[Expression] = [expression]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Lazy):
+            inside = one.forget()
+            if inside is not None:
+                pending.append(inside)
+        elif isinstance(one, (Seq, Alt, Literals)) and id(one) not in seen:
+            seen.add(id(one))
+            if isinstance(one, Seq):
+                pending += one.parts
+            else:
+                pending += one.options if isinstance(one, Alt) else one.followings
 
 
 @cached_if_few

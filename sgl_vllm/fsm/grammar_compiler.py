@@ -13,7 +13,8 @@ Terminals are those of `schema/`, so that what is known about tokens in them is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -72,13 +73,13 @@ class _Compiler:
         self._rules: dict[int, Expression] = {}
         self._expressions: dict[int, Expression] = {}
         self._sequences: dict[Parts, Expression] = {}
-        self._known_alternatives: dict[int, list[Parts]] = {}
+        self._known_alternatives: dict[int, tuple[Parts, ...]] = {}
         self._structures: dict[int, int | None] = {}
 
     def rule(self, rule: int) -> Expression:
         known = self._rules.get(rule)
         if known is None:
-            known = self._rules[rule] = Lazy(lambda: self._rule(rule))
+            known = self._rules[rule] = Lazy(self._rule, rule)
         return known
 
     def _rule(self, rule: int) -> Expression:
@@ -113,10 +114,8 @@ class _Compiler:
 
     def _made(self, number: int) -> Expression:
         kind, *numbers = self._grammar.numbers(number)
-        if kind != Kind.BYTES:
-            regular = self._regular.of(number)
-            if regular is not None:
-                return regular.expression
+        if kind != Kind.BYTES and self._regular.includes(number):
+            return self._regular.expression(number)
         match kind:
             case Kind.BYTES:
                 data = bytes_of(numbers)
@@ -160,13 +159,13 @@ class _Compiler:
 
     # -- sequences and choices ---------------------------------------------------------------------
 
-    def _options(self, pending: list[Parts]) -> list[Parts]:
+    def _options(self, among: Iterable[Parts]) -> list[Parts]:
         """What a choice is between. A rule that is an option becomes its own options, unless other
         options begin with it."""
         options: dict[Parts, None] = {}
         key = self._grammar.key
+        pending = [*among]
         begun = Counter([key(option[0]) for option in pending if option])
-        pending = [*pending]
         inlined: set[int] = set()
         while pending:
             option = pending.pop()
@@ -180,16 +179,17 @@ class _Compiler:
             pending += inside
         return [*options]
 
-    def _alternatives(self, number: int) -> list[Parts]:
+    def _alternatives(self, number: int) -> tuple[Parts, ...]:
         known = self._known_alternatives.get(number)
         if known is None:
             kind, *numbers = self._grammar.numbers(number)
-            if kind == Kind.CHOICE and self._regular.of(number) is None:
-                known = [one for inner in reversed(numbers) for one in self._alternatives(inner)]
+            if kind == Kind.CHOICE and not self._regular.includes(number):
+                inside = [self._alternatives(one) for one in reversed(numbers)]
+                known = tuple(chain.from_iterable(inside))
             elif kind == Kind.SEQUENCE and len(numbers) == 1:
                 known = self._alternatives(numbers[0])
             else:
-                known = [self._grammar.parts(number)]
+                known = (self._grammar.parts(number),)
             self._known_alternatives[number] = known
         return known
 
@@ -204,12 +204,12 @@ class _Compiler:
                 kind == Kind.RULE
                 and not self._is_string_rest(rule)
                 and not self._begun_by_itself(rule)[0]
-                and self._regular.of_rule(rule) is None
+                and not self._regular.includes_rule(rule)
             )
             self._structures[number] = rule if is_structure else None
         return self._structures[number]
 
-    def _choice(self, options: list[Parts]) -> Expression:
+    def _choice(self, options: Iterable[Parts]) -> Expression:
         """Any of several sequences. What they begin with in common is written once."""
         begun: dict[bytes, tuple[int, list[Parts]]] = {}
         made: list[Expression] = []
@@ -235,13 +235,13 @@ class _Compiler:
     def _following(self, rests: list[Parts]) -> Expression:
         if len(rests) == 1:
             return self._sequence(rests[0])
-        return Lazy(lambda: self._choice(rests))
+        return Lazy(self._choice, tuple(rests))
 
     def _sequence(self, parts: Parts) -> Expression:
         """As `_new_sequence`, made when a walk reaches it, and the same for the same parts."""
         known = self._sequences.get(parts)
         if known is None:
-            known = self._sequences[parts] = Lazy(lambda: self._new_sequence(parts))
+            known = self._sequences[parts] = Lazy(self._new_sequence, parts)
         return known
 
     def _new_sequence(self, parts: Parts) -> Expression:
@@ -347,6 +347,6 @@ def _repeated(part: Expression, low: int, high: int | None) -> Expression:
         return endless
     if high == 0:
         return EMPTY
-    fewer = Lazy(lambda: _repeated(part, max(low - 1, 0), None if high is None else high - 1))
+    fewer = Lazy(_repeated, part, max(low - 1, 0), None if high is None else high - 1)
     once = Seq(part, fewer)
     return once if low else Alt((EMPTY, once))

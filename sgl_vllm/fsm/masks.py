@@ -19,7 +19,7 @@ per state.)
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,36 +44,32 @@ def only_bit(words: Words) -> int | None:
     return None if bits & (bits - 1) else int(used[0]) * 32 + bits.bit_length() - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Bitmask:
-    """The legal tokens of one state: bitmasks shared with other states, and some words of its own.
+Bitmask: TypeAlias = "tuple[NDArray[np.uint16], Words, *tuple[Words, ...]]"
+"""The legal tokens of one state: the numbers of some words, and their bits; and whole bitmasks,
+shared with other states, to be combined with these. A tuple of arrays is nothing that the garbage
+collector visits."""
 
-    Attributes:
-        shared: whole bitmasks, to be combined.
-        numbers, words: the numbers of the words with further bits, and these bits.
-    """
 
-    shared: tuple[Words, ...]
-    numbers: NDArray[np.uint16]
-    words: Words
+def fill(bitmask: Bitmask, out: Words) -> None:
+    """Write a bitmask to `out`, uint32 (num_words,): as many words as the vocabulary has."""
+    numbers, words, *shared = bitmask
+    if shared:
+        out[:] = shared[0]
+        for other in shared[1:]:
+            out |= other
+    else:
+        out.fill(0)
+    if len(numbers):
+        or_words(out, numbers, words)
 
-    def fill(self, out: Words) -> None:
-        """Write the bitmask to `out`, uint32 (num_words,): as many words as the vocabulary has."""
-        if self.shared:
-            out[:] = self.shared[0]
-            for other in self.shared[1:]:
-                out |= other
-        else:
-            out.fill(0)
-        if len(self.numbers):
-            or_words(out, self.numbers, self.words)
 
-    def some_tokens(self, count: int) -> list[int]:
-        """At most `count` of the tokens in `words`, spread over the vocabulary. Empty for most free
-        text, whose tokens are all in shared bitmasks."""
-        chosen = slice(None, None, -(-len(self.numbers) // count) or 1)
-        pairs = zip(self.numbers[chosen].tolist(), self.words[chosen].tolist(), strict=True)
-        return [32 * number + word.bit_length() - 1 for number, word in pairs]
+def some_tokens(bitmask: Bitmask, count: int) -> list[int]:
+    """At most `count` of the tokens in a bitmask's own words, spread over the vocabulary. Empty for
+    most free text, whose tokens are all in shared bitmasks."""
+    numbers, words, *_ = bitmask
+    chosen = slice(None, None, -(-len(numbers) // count) or 1)
+    pairs = zip(numbers[chosen].tolist(), words[chosen].tolist(), strict=True)
+    return [32 * number + word.bit_length() - 1 for number, word in pairs]
 
 
 class Bitmasks:
@@ -97,8 +93,7 @@ class Bitmasks:
         if bitmask is None:
             with self._lock:  # vLLM fills large batches in several threads
                 bitmask = state.bitmask = self._make(state)
-        assert isinstance(bitmask, Bitmask)
-        return bitmask
+        return cast(Bitmask, bitmask)
 
     def _make(self, state: State) -> Bitmask:
         self._walks.forget_if_full()
@@ -111,22 +106,22 @@ class Bitmasks:
             for (terminal, then), trie_set in found.next_round():
                 found.add(self._walks.below(trie_set, terminal, automaton), then)
         bitmask = self._packed(tuple(found.shared.values()), found.lists)
-        own = [words.nbytes for words in bitmask.shared if id(words) not in found.shared]
-        automaton.num_bytes += bitmask.numbers.nbytes + bitmask.words.nbytes + sum(own)
+        own = [words.nbytes for words in bitmask if id(words) not in found.shared]
+        automaton.num_bytes += sum(own)
         return bitmask
 
     def _packed(self, shared: tuple[Words, ...], lists: list[TokenIds]) -> Bitmask:
         if len(shared) > _MAX_SHARED:
             shared = (np.bitwise_or.reduce(shared),)
         if not lists:
-            return Bitmask(shared, _NO_NUMBERS, _NO_WORDS)
+            return (_NO_NUMBERS, _NO_WORDS, *shared)
         ids = np.concatenate(lists) if len(lists) > 1 else lists[0]
         numbers, words = packed_bits(ids, self._no_bits)
-        bitmask = Bitmask(shared, numbers, words)
+        bitmask: Bitmask = numbers, words, *shared
         if len(numbers) * 2 > len(self._no_bits):
             whole = np.empty_like(self._no_bits)
-            bitmask.fill(whole)
-            return Bitmask((whole,), _NO_NUMBERS, _NO_WORDS)
+            fill(bitmask, whole)
+            return _NO_NUMBERS, _NO_WORDS, whole
         return bitmask
 
 

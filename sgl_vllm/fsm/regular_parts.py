@@ -8,12 +8,11 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
-from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar, bytes_of
+from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar, Parts, bytes_of
 from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
 from sgl_vllm.protocol.code_points import LAST, normalized
@@ -27,97 +26,121 @@ _MAX_DEPTH = 100
 """Of a regular part, in rules and brackets."""
 
 
-class RegularPart(NamedTuple):
-    """A regular part of a grammar, without references, and how many positions it has."""
-
-    node: Node
-    size: int
-
-    @property
-    def expression(self) -> Expression:
-        return cached_dfa(self.node, lambda: dfa_of(self.node), _MAX_POSITIONS).expression
-
-
 class RegularParts:
     """Finds the regular parts of one grammar, each once."""
 
     def __init__(self, grammar: ParsedGrammar) -> None:
         self._grammar = grammar
-        self._known: dict[int, RegularPart | None] = {}
+        self._sizes: dict[int, int] = {}
+        """How many characters a regular part has; 0 for a part that is not regular."""
         self._depth = 0
 
-    def of(self, number: int) -> RegularPart | None:
-        """The texts of a part; None if they are many, not regular, or have punctuation of JSON."""
-        if number not in self._known:
-            if self._depth > _MAX_DEPTH:
-                return None
-            self._known[number] = None  # a rule that contains itself
-            self._depth += 1
-            self._known[number] = self._found(number)
-            self._depth -= 1
-        return self._known[number]
+    def includes(self, number: int) -> bool:
+        """Whether a part is regular, not large, and has no punctuation of JSON."""
+        return self._size(number) > 0
 
-    def _found(self, number: int) -> RegularPart | None:
+    def includes_rule(self, rule: int) -> bool:
+        return self._size_of_rule(rule) > 0
+
+    def expression(self, number: int) -> Expression:
+        """The texts of a part that is regular."""
+        node = self._node(number)
+        # The key is a text, because the garbage collector visits no texts.
+        return cached_dfa(str(node), lambda: dfa_of(node), _MAX_POSITIONS).expression
+
+    # -- sizes -------------------------------------------------------------------------------------
+
+    def _size(self, number: int) -> int:
+        known = self._sizes.get(number)
+        if known is None:
+            if self._depth > _MAX_DEPTH:
+                return 0
+            self._sizes[number] = 0  # a rule that contains itself
+            self._depth += 1
+            known = self._sizes[number] = self._found_size(number)
+            self._depth -= 1
+        return known
+
+    def _found_size(self, number: int) -> int:
         kind, *numbers = self._grammar.numbers(number)
         match kind:
             case Kind.BYTES:
                 data = bytes_of(numbers)
-                if not data.isascii() or not _PUNCTUATION.isdisjoint(data):
-                    return None
-                return _limited(Text(data), max(1, len(data)))
+                is_plain = data.isascii() and _PUNCTUATION.isdisjoint(data)
+                return _limited(max(1, len(data))) if is_plain else 0
             case Kind.EMPTY:
-                return RegularPart(Text(b""), 1)
+                return 1
             case Kind.CLASS | Kind.CLASS_STAR:
-                return _limited(class_node(kind, numbers), max(1, len(numbers) // 2))
+                return _limited(max(1, len(numbers) // 2))
             case Kind.RULE:
-                return self.of_rule(numbers[0])
-            case Kind.SEQUENCE:
-                return self._joined(numbers, Sequence)
-            case Kind.CHOICE:
-                return self._joined(numbers, Choice)
+                return self._size_of_rule(numbers[0])
+            case Kind.SEQUENCE | Kind.CHOICE:
+                return self._sum(numbers)
             case Kind.REPEAT:
                 rule, low, high = numbers
-                inside = self.of_rule(rule)
-                if inside is None:
-                    return None
-                repeated = Repetition(inside.node, low, None if high < 0 else high)
-                return _limited(repeated, inside.size * max(low, high, 1))
+                return _limited(self._size_of_rule(rule) * max(low, high, 1))
             case _:
-                return None
+                return 0
 
-    def of_rule(self, rule: int) -> RegularPart | None:
-        """As `of`. A rule that ends with itself is a loop, which is how xgrammar writes
-        those: `x*` is `r ::= "" | x r`."""
+    def _size_of_rule(self, rule: int) -> int:
         body = self._grammar.bodies[rule]
-        if body in self._known or self._grammar.kinds[body] != Kind.CHOICE:
-            return self.of(body)
-        options = [self._grammar.parts(one) for one in self._grammar.numbers(body)[1:]]
-        again = [option for option in options if option and self._grammar.is_rule(option[-1], rule)]
-        if not again:
-            return self.of(body)
-        self._known[body] = None  # a rule that contains itself elsewhere
-        loops = [self._joined(option[:-1], Sequence) for option in again]
-        ends = [self._joined(option, Sequence) for option in options if option not in again]
-        known = [one for one in (*loops, *ends) if one is not None]
-        if ends and len(known) == len(options):
-            loop = Choice(tuple([one.node for one in known[: len(loops)]]))
-            end = Choice(tuple([one.node for one in known[len(loops) :]]))
-            whole = Sequence((Repetition(loop, 0, None), end))
-            self._known[body] = _limited(whole, sum([one.size for one in known]))
-        return self._known[body]
+        if body in self._sizes or self._grammar.kinds[body] != Kind.CHOICE:
+            return self._size(body)
+        loops, ends = self._loop(rule)
+        if not loops:
+            return self._size(body)
+        self._sizes[body] = 0  # a rule that contains itself elsewhere
+        sizes = [self._sum(option) for option in (*loops, *ends)]
+        self._sizes[body] = _limited(sum(sizes)) if ends and all(sizes) else 0
+        return self._sizes[body]
 
-    def _joined(
-        self, numbers: Iterable[int], join: Callable[[tuple[Node, ...]], Node]
-    ) -> RegularPart | None:
-        found: list[RegularPart] = []
+    def _loop(self, rule: int) -> tuple[list[Parts], list[Parts]]:
+        """The options of a rule that end with itself, without that end, and its other options. Such
+        a rule is a loop, which is how xgrammar writes those: `x*` is `r ::= "" | x r`."""
+        grammar = self._grammar
+        options = [grammar.parts(one) for one in grammar.numbers(grammar.bodies[rule])[1:]]
+        again = [option for option in options if option and grammar.is_rule(option[-1], rule)]
+        return [option[:-1] for option in again], [one for one in options if one not in again]
+
+    def _sum(self, numbers: Iterable[int]) -> int:
+        total = 0
         for number in numbers:
-            part = self.of(number)
-            if part is None:
-                return None
-            found.append(part)
-        if len(found) == 1:
-            return found[0]
-        return _limited(join(tuple([one.node for one in found])), sum([one.size for one in found]))
+            size = self._size(number)
+            if not size:
+                return 0
+            total += size
+        return _limited(max(1, total))
+
+    # -- trees -------------------------------------------------------------------------------------
+
+    def _node(self, number: int) -> Node:
+        kind, *numbers = self._grammar.numbers(number)
+        match kind:
+            case Kind.BYTES:
+                return Text(bytes_of(numbers))
+            case Kind.CLASS | Kind.CLASS_STAR:
+                return class_node(kind, numbers)
+            case Kind.RULE:
+                return self._node_of_rule(numbers[0])
+            case Kind.CHOICE:
+                return Choice(tuple([self._node(one) for one in numbers]))
+            case Kind.REPEAT:
+                rule, low, high = numbers
+                return Repetition(self._node_of_rule(rule), low, None if high < 0 else high)
+            case _:
+                return self._sequence(numbers)
+
+    def _node_of_rule(self, rule: int) -> Node:
+        body = self._grammar.bodies[rule]
+        loops, ends = self._loop(rule) if self._grammar.kinds[body] == Kind.CHOICE else ([], [])
+        if not loops:
+            return self._node(body)
+        loop = Choice(tuple([self._sequence(one) for one in loops]))
+        end = Choice(tuple([self._sequence(one) for one in ends]))
+        return Sequence((Repetition(loop, 0, None), end))
+
+    def _sequence(self, numbers: Iterable[int]) -> Node:
+        return Sequence(tuple([self._node(one) for one in numbers]))
 
 
 def class_node(kind: int, numbers: list[int]) -> Node:
@@ -138,5 +161,5 @@ def _class(numbers: tuple[int, ...]) -> Node:
     return CharacterClass(ranges)
 
 
-def _limited(node: Node, size: int) -> RegularPart | None:
-    return RegularPart(node, size) if size <= _MAX_POSITIONS else None
+def _limited(size: int) -> int:
+    return size if size <= _MAX_POSITIONS else 0

@@ -93,6 +93,8 @@ class TerminalWalks:
 
     def below(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> Walked:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
+        if isinstance(terminal, Literals):
+            return _spelled(trie_set, terminal)
         terminal = self._uncounted(terminal)
         known = trie_set.entered.get(terminal)
         if known is None:
@@ -139,10 +141,7 @@ class TerminalWalks:
         automaton.spend(num_threads)
 
     def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Walked:
-        if isinstance(terminal, Literals):
-            walked = _spelled(trie_set, terminal)
-            kept = sum([len(text) for text, _ in terminal.entries])
-        elif isinstance(terminal, JsonString):
+        if isinstance(terminal, JsonString):
             walked = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
             names = terminal.names
             kept = self._new_bytes(names.list, names.list.num_bytes) if names is not None else 0
@@ -241,7 +240,7 @@ def _spelled(trie_set: TrieSet, terminal: Literals) -> Walked:
     lists: list[TokenIds] = []
     leaving: list[tuple[TrieSet, Expression]] = []
     longest = trie_set.vocabulary.max_token_bytes
-    for text, following in terminal.entries:
+    for text, following in zip(terminal.texts, terminal.followings, strict=True):
         rest = text[terminal.position : terminal.position + longest + 1]
         known = trie_set.entered.get(rest)
         if known is None:
@@ -251,7 +250,7 @@ def _spelled(trie_set: TrieSet, terminal: Literals) -> Walked:
         if len(ids):
             lists.append(ids)
         if end is not None:
-            leaving.append((end, following or EMPTY))
+            leaving.append((end, following))
     ids = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else NO_IDS
     return Walked((), ids, tuple(leaving))
 

@@ -198,7 +198,7 @@ def packed_bits(ids, words):  # type: ignore[no-untyped-def]
 def or_words(words, numbers, values):  # type: ignore[no-untyped-def]
     """Add the bits of `values` to the words of a bitmask with these `numbers`.
 
-    Bounds: `numbers` are of words of a bitmask of this size; see `Bitmask.fill`.
+    Bounds: `numbers` are of words of a bitmask of this size; see `masks.fill`.
     """
     for i in range(len(numbers)):
         words[numbers[i]] |= values[i]

@@ -13,7 +13,7 @@ from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.byte_dfa import combined, of_texts
 from sgl_vllm.fsm.expressions import Seq
 from sgl_vllm.fsm.grammar_compiler import compile_parsed
-from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.masks import Bitmasks, fill
 from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema import compile_schema
@@ -65,7 +65,7 @@ def _masks() -> None:
     state: State | None = Automaton(compile_schema(_SCHEMA)).start
     for byte in b'{"a": 12, "b": "abc", "d": "http://a/b?c", "c": [true, 1.5]}':
         assert state is not None
-        bitmasks.of(state).fill(words)
+        fill(bitmasks.of(state), words)
         state = state.step(byte)
 
 

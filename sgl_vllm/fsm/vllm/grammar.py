@@ -7,7 +7,6 @@ that request fails, and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import numpy as np
 import torch
@@ -16,12 +15,8 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.fsm.automaton import UNLIMITED, Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.forecast import (
-    MAX_PIECES_TRIED,
-    Forecast,
-    forecast_of,
-    likelihood_of_forced,
-)
+from sgl_vllm.fsm.forecast import Forecast
+from sgl_vllm.fsm.masks import fill, some_tokens
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 from sgl_vllm.protocol.quoting import quoted
 
@@ -31,6 +26,9 @@ MAX_ALLOWANCE = 30_000
 ALLOWANCE_PER_TOKEN = 500
 """What a request may have the automaton do in the engine's step, in threads looked at (some
 microseconds each): so much at once, and so much more for each token."""
+
+MAX_TOKENS_TRIED = 8
+"""From a state that no request has left yet, to forecast what follows."""
 
 
 class SglGrammar(StructuredOutputGrammar):
@@ -166,7 +164,7 @@ class SglGrammar(StructuredOutputGrammar):
             if self._has_failed:
                 words.fill(0)
             else:
-                self.resources.bitmasks.of(state).fill(words)
+                fill(self.resources.bitmasks.of(state), words)
         except Exception as error:
             self._fail(error)
             words.fill(0)
@@ -188,7 +186,7 @@ class SglGrammar(StructuredOutputGrammar):
 
     def forecast_of_last_token(self) -> Forecast | None:
         """The forecast that what follows the last token confirms or not; None before the first."""
-        return forecast_of(self._path[-2]) if len(self._path) > 1 else None
+        return self._path[-2] if len(self._path) > 1 else None
 
     def likelihood_of_forced(self) -> float:
         """How likely forced text is after the next token, from 0 to 1. May do what the request's
@@ -196,13 +194,13 @@ class SglGrammar(StructuredOutputGrammar):
         state = self._path[-1]
         self._automaton.allowance = self._allowance
         try:
-            return likelihood_of_forced(state, partial(self._some_pieces, state))
+            return state.likelihood(lambda: state.is_mostly_forced(self._some_pieces(state)))
         finally:
             self._automaton.allowance = UNLIMITED
 
     def _some_pieces(self, state: State) -> list[bytes]:
         pieces = self.resources.token_bytes
-        tokens = self.resources.bitmasks.of(state).some_tokens(MAX_PIECES_TRIED)
+        tokens = some_tokens(self.resources.bitmasks.of(state), MAX_TOKENS_TRIED)
         return [pieces[token] for token in tokens]
 
     def forced(self) -> tuple[bytes, int, int | None]:

@@ -30,7 +30,7 @@ from sgl_vllm.fsm.errors import (
     UnsupportedSchemaError,
 )
 from sgl_vllm.fsm.expressions import Expression, Literals
-from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.masks import Bitmasks, fill
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 from tests.unit.fsm.parsed import compile_by
@@ -97,7 +97,7 @@ def write(
     for _ in range(MAX_TOKENS):
         state = path[-1]
         state.automaton.allowance = ALLOWANCE
-        masks.of(state).fill(words)
+        fill(masks.of(state), words)
         outcome.masks += 1
         legal = _legal(words, v, rng)
         compare(state, words, v, [*legal, *rng.choices(range(v.size), k=NUM_COMPARED)])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sgl_vllm.fsm.automaton import Automaton, State
-from sgl_vllm.fsm.forecast import MAX_PIECES_TRIED, Forecast, forecast_of, likelihood_of_forced
-from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.expressions import Alt
+from sgl_vllm.fsm.forecast import Forecast
+from sgl_vllm.fsm.masks import Bitmasks, some_tokens
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from sgl_vllm.jump.part import WORTH_WAITING
@@ -22,8 +23,8 @@ def start_of(pattern: str) -> State:
 
 def likelihood(state: State) -> float:
     """In a vocabulary of the 256 bytes and some words."""
-    tokens = BITMASKS.of(state).some_tokens(MAX_PIECES_TRIED)
-    return likelihood_of_forced(state, lambda: [PIECES[token] for token in tokens])
+    tokens = some_tokens(BITMASKS.of(state), 8)
+    return state.likelihood(lambda: state.is_mostly_forced([PIECES[token] for token in tokens]))
 
 
 def is_expected(state: State) -> bool:
@@ -55,7 +56,7 @@ def test_what_happened_once_is_expected_again_whatever_the_automaton_says(
     pattern: str, was_forced: bool
 ) -> None:
     start = start_of(pattern)
-    forecast_of(start).learn(was_forced)
+    start.learn(was_forced)
     assert is_expected(start) is was_forced
 
 
@@ -77,12 +78,8 @@ def test_a_forecast_follows_what_happens() -> None:
     assert sum(likelihoods[400:]) / 400 == pytest.approx(1 / 8, abs=0.02)
 
 
-@pytest.fixture
-def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "step", lambda *_: pytest.fail("a step of the automaton"))
-
-
-def test_a_state_with_many_threads_is_not_tried(no_steps: None) -> None:
-    start = start_of("|".join(f"{'a' * n}{chr(98 + n % 20)}" for n in range(40)))
-    start.threads *= 40
+def test_a_state_with_many_threads_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Automaton(Alt([full_match(f"a{n}b").expression for n in range(40)])).start
+    assert len(start.threads) == 40
+    monkeypatch.setattr(State, "walk", lambda *_: pytest.fail("a step of the automaton"))
     assert not is_expected(start)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sgl_vllm.fsm import masks as masks_module
 from sgl_vllm.fsm import terminal_walks
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.masks import Bitmasks, fill
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import MAX_SIZE, Vocabulary
 from tests.unit.fsm.grammars import GRAMMARS
@@ -24,7 +24,7 @@ def legal_by_steps(vocabulary: Vocabulary, state) -> set[int]:
 
 def legal_by_mask(masks: Bitmasks, vocabulary: Vocabulary, state) -> set[int]:
     words = np.full(vocabulary.num_words, 0xFFFFFFFF, np.uint32)
-    masks.of(state).fill(words)
+    fill(masks.of(state), words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
 

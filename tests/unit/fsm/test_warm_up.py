@@ -13,7 +13,7 @@ before = {loop.py_func.__qualname__: set(loop.signatures) for loop in COMPILED}
 
 import numpy as np
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.masks import Bitmasks, fill
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from sgl_vllm.fsm.schema import workspace
 from tests.unit.fsm.grammars import GRAMMARS
@@ -26,7 +26,7 @@ masks = Bitmasks(vocabulary)
 words = np.zeros(vocabulary.num_words, np.uint32)
 for make in GRAMMARS.values():
     for state in random_walk(Automaton(make()).start, random.Random(1), 60):
-        masks.of(state).fill(words)
+        fill(masks.of(state), words)
 
 for loop in COMPILED:
     name = loop.py_func.__qualname__
