@@ -241,7 +241,7 @@ class Automaton:
         """Keyed by the ids of the objects in each value, which the value keeps alive. The garbage
         collector does not visit numbers, as it would visit tuples of objects."""
         self._after: dict[Continuation | None, State] = {}
-        self._expression = expression
+        self.expression = expression
         self._start: State | None = None
         self._make_start()
 
@@ -251,7 +251,7 @@ class Automaton:
 
     def _make_start(self) -> State:
         threads: dict[Thread, None] = {}
-        accepting = self.reach(self._expression, None, threads)
+        accepting = self.reach(self.expression, None, threads)
         self._start = self.state(tuple(threads), accepting)
         return self._start
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 
 from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.expressions import forget
 
 MAX_GRAMMARS = 1_000
-MAX_STATES = 30_000
-MAX_BYTES = 32 << 20
+MAX_STATES = 20_000
+MAX_BYTES = 16 << 20
 """In small objects, of which a full garbage collection visits each, in some 0.3 us."""
 
 _CHECK_EVERY = 4
@@ -75,12 +77,14 @@ class AutomatonCache:
     def insert(
         self, key: Hashable, automaton: Automaton, num_characters: int = 0, num_bytes: int = 0
     ) -> None:
-        """
+        """Keep an automaton, whose expression must be no other automaton's.
+
         Args:
             num_characters: the length of the format, which says how large its expression is.
             num_bytes: what the expression takes beyond that.
         """
         fixed = _BYTES_PER_CHARACTER * num_characters + num_bytes
+        weakref.finalize(automaton, forget, automaton.expression).atexit = False
         with self._lock:
             if key in self._automata:
                 self._forget(key)

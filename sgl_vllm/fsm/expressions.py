@@ -133,6 +133,9 @@ class Literals:
             tail.position, tail.first = position, 1 << text[position]
         return tail, ()
 
+    def forget_tails(self) -> None:
+        self._longer.clear()
+
 
 Expression: TypeAlias = "Seq | Alt | Lazy | Terminal"
 
@@ -141,8 +144,8 @@ NEVER = Alt(())
 
 
 def forget(expression: Expression) -> None:
-    """Take an expression apart that will not be walked any more. Most contain themselves, so without
-    this only the garbage collector would free them, many formats at once."""
+    """Take apart an expression that will not be walked any more. Most contain themselves, so only
+    the garbage collector would free them, those of many formats at once."""
     pending: list[Expression] = [expression]
     seen: set[int] = set()
     while pending:
@@ -155,8 +158,11 @@ def forget(expression: Expression) -> None:
             seen.add(id(one))
             if isinstance(one, Seq):
                 pending += one.parts
+            elif isinstance(one, Alt):
+                pending += one.options
             else:
-                pending += one.options if isinstance(one, Alt) else one.followings
+                pending += one.followings
+                one.forget_tails()
 
 
 @cached_if_few

@@ -89,6 +89,7 @@ def _inside(
     context: Context, prefix: list[Expression], other: Expression, low: int, high: int | None
 ) -> Expression:
     """From `low` to `high` items: those of `prefix`, then any number of `other`."""
+    comma = context.comma
     after: dict[int, Expression] = {}
 
     def following(count: int) -> Expression:
@@ -99,13 +100,13 @@ def _inside(
             count = max(low, len(prefix), 1)
         if count not in after:
             item = prefix[count] if count < len(prefix) else other
-            more = Seq(context.comma, item, Lazy(lambda: following(count + 1)))
+            more = Seq(comma, item, Lazy(following, count + 1))
             after[count] = more if count < low else Alt((EMPTY, more))
         return after[count]
 
     if high == 0:
         return EMPTY
-    some = Seq(prefix[0] if prefix else other, Lazy(lambda: following(1)), context.blank)
+    some = Seq(prefix[0] if prefix else other, Lazy(following, 1), context.blank)
     return some if low else Alt((EMPTY, some))
 
 

@@ -19,7 +19,7 @@ from sgl_vllm.fsm.errors import (
     UnsupportedPatternError,
     UnsupportedSchemaError,
 )
-from sgl_vllm.fsm.expressions import NEVER, Alt, Expression, Lazy, Literals
+from sgl_vllm.fsm.expressions import NEVER, Expression, Lazy, Literals
 from sgl_vllm.fsm.schema.algebra import Algebra
 from sgl_vllm.fsm.schema.arrays import compile_array
 from sgl_vllm.fsm.schema.context import Context, alternatives, spelled
@@ -28,7 +28,7 @@ from sgl_vllm.fsm.schema.nodes import Node, Reference
 from sgl_vllm.fsm.schema.objects import compile_object
 from sgl_vllm.fsm.schema.parse import Parser
 from sgl_vllm.fsm.schema.scalars import compile_number, compile_string, listed_scalars
-from sgl_vllm.fsm.schema.value_sets import ANY, ValueSet
+from sgl_vllm.fsm.schema.value_sets import ValueSet
 from sgl_vllm.fsm.schema.workspace import Workspace
 
 MAX_NODES = 50_000
@@ -68,6 +68,7 @@ def compiled_schema(schema: Schema | str, *, any_whitespace: bool) -> CompiledFo
         if expression is None:
             raise NothingValidError("nothing is valid")
         compiler.check_finite()
+        compiler.close()
         return CompiledFormat(expression, workspace.table_bytes)
     except RecursionError:
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
@@ -93,12 +94,15 @@ class _Compiler:
         self._algebra = Algebra(parser, workspace)
         self._workspace = workspace
         self._context = Context(any_whitespace, self._algebra, self.value)
-        anything = Lazy(lambda: Alt(self._types(ANY)[0]))
-        self._made: dict[ValueSet, Expression | None] = {ANY: anything}
+        self._made: dict[ValueSet, Expression | None] = {}
         self._ways: dict[ValueSet, list[list[ValueSet]]] = {}
         """The ways to complete a value of a set, as of `Compiled`, unless one needs no others."""
         self._open: dict[ValueSet, Lazy | None] = {}
         """The sets that are being compiled, and what stands for them inside of themselves."""
+
+    def close(self) -> None:
+        """Let go of what was found out about the schema, which has references to itself."""
+        vars(self).clear()
 
     def value(self, node: Node) -> Expression | None:
         """The values that are valid against a node; None if there are none."""
@@ -135,7 +139,10 @@ class _Compiler:
         self._open[values] = None
         options, ways = self._types(values)
         expression = self._made[values] = alternatives(options)
-        is_inside = self._open.pop(values) is not None
+        inside = self._open.pop(values)
+        is_inside = inside is not None
+        if inside is not None:
+            inside.get()  # so that it does not keep all of this
         if [] not in ways and (is_inside or expression is not None):
             self._ways[values] = ways
         return expression

@@ -65,7 +65,7 @@ class Members:
         if last is not None and high is not None:
             high -= 1  # its place is kept free
         self._last = last
-        self._context = context
+        self._blank, self._colon = context.blank, context.colon
         self._members = members
         self._others = others
         self._low = low
@@ -88,7 +88,7 @@ class Members:
         has_room = self._high is None or self._high - count > num_required  # for optional ones
         may_end = not num_required
         following = min(count + 1, self._max_count)
-        blank = self._context.blank
+        blank = self._blank
         options: list[Expression] = []
         keys = self._next(indices, count, num_required, has_room)
         if may_end and self._others is not None and has_room and count + 1 >= self._low:
@@ -129,6 +129,6 @@ class Members:
         known = self._keys.get((index, left, count))
         if known is None:
             member = self._members[index]
-            value = Seq(self._context.colon, member.value, self.after(left, count))
+            value = Seq(self._colon, member.value, self.after(left, count))
             known = self._keys[index, left, count] = (spelled(member.name), value)
         return known

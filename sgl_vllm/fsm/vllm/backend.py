@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-import weakref
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -46,7 +45,6 @@ from sgl_vllm.fsm.errors import (
     UnsupportedPatternError,
     UnsupportedSchemaError,
 )
-from sgl_vllm.fsm.expressions import forget
 from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.schema import compile_formats
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, XgrammarCall, too_long
@@ -365,7 +363,6 @@ class SglBackend(StructuredOutputBackend):
             return None
         if not (automaton.start.first or automaton.start.accepting):
             return None
-        weakref.finalize(automaton, forget, compiled.expression).atexit = False
         self._cache.insert((request_type, spec), automaton, len(spec), table_bytes or 0)
         with self._lock:
             self._counters.ours += 1

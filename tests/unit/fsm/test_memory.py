@@ -10,12 +10,14 @@ import pytest
 
 from sgl_vllm.fsm import regex, terminal_walks
 from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.cache import AutomatonCache
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.effort import some_nightly
 from tests.unit.fsm.parsed import compile_by
+from tests.unit.fsm.texts import after
 
 LENGTH = 30_000
 NUM_FORMATS = 60
@@ -56,6 +58,39 @@ FORMATS: dict[str, Callable[[int], Expression]] = {
     ),
     "a pattern": lambda i: regex.full_match(text(i)[:1500] + "|[a-z]+").expression,
 }
+
+
+def nested(number: int) -> dict:
+    value = {"type": "object", "properties": {f"name {number}": {"$ref": "#"}}}
+    return {"type": "array", "items": {"anyOf": [value, {"type": "string", "maxLength": number}]}}
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [compile_schema, lambda schema: compile_by("compile_json_schema", json.dumps(schema))],
+    ids=["spec", "stock"],
+)
+def test_formats_are_freed_without_a_garbage_collection(compiled):
+    """One for many formats at once would stop the engine."""
+
+    def use(numbers: range) -> None:
+        cache = AutomatonCache()
+        for number in numbers:
+            automaton = Automaton(compiled(nested(number)))
+            cache.insert(number, automaton)
+            state = after(automaton.start, f'[{{"name {number}": [{{}}, "ab')
+            assert state is not None and state.forced()
+        cache.clear()
+
+    use(range(10, 13))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        use(range(13, 63))
+        assert len(gc.get_objects()) < before + 500
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

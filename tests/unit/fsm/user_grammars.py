@@ -131,7 +131,7 @@ NOT_OURS = {
 """Grammars that xgrammar takes, and the automata do not."""
 
 LARK = {
-    "JSON": r'''
+    "JSON": r"""
         start: value
         ?value: object | array | STRING | NUMBER | "true" | "false" | "null"
         array: "[" [value ("," value)*] "]"
@@ -139,7 +139,7 @@ LARK = {
         pair: STRING ":" value
         STRING: /"[^"\\]*"/
         NUMBER: /-?[0-9]+(\.[0-9]+)?/
-    ''',
+    """,
     "left recursion": r"""
         start: sum
         sum: product | sum "+" product | sum "-" product
