@@ -133,8 +133,10 @@ class Literals:
             tail.position, tail.first = position, 1 << text[position]
         return tail, ()
 
-    def forget_tails(self) -> None:
-        self._longer.clear()
+    def forget_rests(self) -> Iterable[Literals]:
+        """What remained after some of the bytes."""
+        longer, self._longer = self._longer, {}
+        return longer.values()
 
 
 Expression: TypeAlias = "Seq | Alt | Lazy | Terminal"
@@ -161,8 +163,7 @@ def forget(expression: Expression) -> None:
             elif isinstance(one, Alt):
                 pending += one.options
             else:
-                pending += one.followings
-                one.forget_tails()
+                pending += (*one.followings, *one.forget_rests())
 
 
 @cached_if_few
