@@ -73,7 +73,7 @@ def full_match(pattern: str) -> ByteDfa:
 
 def _has_unread_anchor(pattern: str) -> bool:
     try:
-        return _has_inner_anchor(_parse(pattern))
+        return _has_inner_anchor(_parse(_TOKEN.sub(_without_name, pattern)))
     except (UnsupportedPatternError, TooComplexError, RecursionError):
         return False
 
@@ -96,13 +96,12 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 
 
 def _whole(pattern: str) -> Node:
-    _check_xgrammar_syntax(pattern)
+    pattern = _as_python_writes_it(pattern, _XGRAMMAR_TOKEN, _XGRAMMAR_ESCAPE)
     return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
 
 
 def _found_in_json(pattern: str) -> Node:
-    pattern = _CLASS_START.sub(lambda match: _ECMA_CLASSES.get(match[0], match[0]), pattern)
-    _check_ecma_syntax(pattern)
+    pattern = _as_python_writes_it(pattern, _ECMA_TOKEN, _ECMA_ESCAPE)
     anything = Repetition(_in_json(characters.ANY), 0, None)
     return Concatenation((_QUOTE, _anchored(_parse(pattern), anything, _ECMA_IN_JSON), _QUOTE))
 
@@ -113,7 +112,7 @@ def _parse(pattern: str) -> list[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = sre_parser.parse(_without_group_names(pattern))
+            parsed = sre_parser.parse(pattern)
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
     except Exception as error:
@@ -121,13 +120,6 @@ def _parse(pattern: str) -> list[Any]:
     if parsed.state.flags & ~sre.SRE_FLAG_UNICODE:
         raise UnsupportedPatternError("flags inside the pattern")
     return list(parsed)
-
-
-def _without_group_names(pattern: str) -> str:
-    """The pattern with `(?<name>...)` of ECMA-262, which Python does not know, as `(?:...)`."""
-    if "(?<" not in pattern:
-        return pattern
-    return _GROUP_NAME.sub(lambda match: match["other"] or "(?:", pattern)
 
 
 def _anchored(items: list[Any], anything: Node, spelling: _Spelling) -> Node:
@@ -172,26 +164,16 @@ def _has_inner_anchor(items: Sequence[Any], is_first: bool = True, is_last: bool
     return False
 
 
-_ECMA_TOKEN = re.compile(
-    r"(?P<odd>\\[aAZUN]|\[\^?\]|\{,\d*\}|\(\?[#P])|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
-    re.DOTALL,
-)
-"""`odd` is what Python reads differently, or refuses to read in ECMA-262: `[]` is an empty class
-there, `{,2}` and `\\a` are literal."""
+_TOKEN = re.compile(r"\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)\]?|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)
+"""An escape, a class, or the beginning of a group with a name."""
 
-
-_CLASS_START = re.compile(r"\\.|\[\^?\]|\[(?:\\.|[^\]\\])*\]?", re.DOTALL)
-_ECMA_CLASSES = {"[]": r"[^\s\S]", "[^]": r"[\s\S]"}
-"""The classes of ECMA-262 that have no member or lack none, as Python writes them."""
-
-
-_GROUP_NAME = re.compile(r"(?P<other>\\.|\[(?:\\.|[^\]\\])*\]?)|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)
-"""`other` is an escape or a class, in which no group begins."""
-
+_ECMA_TOKEN = re.compile(rf"(?P<odd>\\[aAZUN]|\{{,\d*\}}|\(\?[#P])|{_TOKEN.pattern}", re.DOTALL)
+_ECMA_ESCAPE = re.compile(r"\\(?P<odd>[aAZUN])|\\.", re.DOTALL)
+"""`odd` is what Python reads differently, or refuses to read in ECMA-262: `{,2}` and `\\a` are
+literal there."""
 
 _XGRAMMAR_TOKEN = re.compile(
-    r"(?P<odd>\\(?:0\d|x[\da-fA-F]{3})|\[(?:\^?\]|\\(?:\^|(?:x|u00)5[eE])))"
-    r"|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
+    r"(?P<odd>\\(?:0\d|x[\da-fA-F]{3})|\[(?:\^?\]|\\(?:\^|(?:x|u00)5[eE])))" rf"|{_TOKEN.pattern}",
     re.DOTALL,
 )
 _XGRAMMAR_ESCAPE = re.compile(
@@ -201,23 +183,31 @@ _XGRAMMAR_ESCAPE = re.compile(
 r"""`odd` is what Python reads differently. To xgrammar, `[]` is an empty class, `[\^a]` is `[^a]`,
 `[\1]` is `1`, `\01` is a NUL and `1`, `\x41b` is U+041B, and `[\u00e9a]` is U+0E9A."""
 
-
-def _check_ecma_syntax(pattern: str) -> None:
-    """Raises UnsupportedPatternError for syntax that Python reads differently."""
-    for token in _ECMA_TOKEN.finditer(pattern):
-        if token["odd"] is not None:
-            raise UnsupportedPatternError(f"{token['odd']} in the pattern")
-        for escape in re.findall(r"\\.", token["members"] or "", re.DOTALL):
-            if escape[1] in "aAZUN":
-                raise UnsupportedPatternError(f"{escape} in the pattern")
+_EMPTY_CLASSES = {"[]": r"[^\s\S]", "[^]": r"[\s\S]"}
+"""The classes of ECMA-262 that have no member or lack none, as Python writes them."""
 
 
-def _check_xgrammar_syntax(pattern: str) -> None:
-    """Raises UnsupportedPatternError for syntax that xgrammar reads differently from Python."""
-    for token in _XGRAMMAR_TOKEN.finditer(pattern):
-        escapes = _XGRAMMAR_ESCAPE.finditer(token["members"] or "")
-        if token["odd"] or any(escape["odd"] for escape in escapes):
-            raise UnsupportedPatternError(f"{token[0][:20]} in the pattern")
+def _as_python_writes_it(pattern: str, token: re.Pattern[str], escape: re.Pattern[str]) -> str:
+    """The pattern without names of groups and empty classes, which Python writes in other ways.
+
+    Args:
+        token: as `_TOKEN`, and what Python reads differently as `odd`.
+        escape: an escape in a class, and as `odd` what Python reads differently.
+
+    Raises UnsupportedPatternError: something is `odd`.
+    """
+
+    def checked(found: re.Match[str]) -> str:
+        escapes = escape.finditer(found["members"] or "")
+        if found["odd"] or any(one["odd"] for one in escapes):
+            raise UnsupportedPatternError(f"{found[0][:20]} in the pattern")
+        return _EMPTY_CLASSES.get(found[0]) or _without_name(found)
+
+    return token.sub(checked, pattern)
+
+
+def _without_name(token: re.Match[str]) -> str:
+    return "(?:" if token[0].startswith("(") else token[0]
 
 
 def _categories(space: Ranges) -> dict[Any, Ranges]:
