@@ -21,13 +21,12 @@ from sgl_vllm.fsm.schema.value_sets import ATOMS, Numbers, Strings, Text, ValueS
 from sgl_vllm.fsm.schema.workspace import Workspace
 
 _MAX_LENGTH_WITH_PATTERN = 1_100
-_ANY_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
 
 
 def any_text() -> ByteDfa:
     """All strings of characters that patterns know (`characters.ANY`), each in one spelling, that
     of `NAME_STRING`."""
-    return of_pattern(_ANY_TEXT)
+    return of_pattern(f'"{NAME_STRING.pattern}')
 
 
 def listed_scalars(context: Context, values: ValueSet) -> list[Any]:
