@@ -50,15 +50,6 @@ class ByteDfa:
         tables.check_table(self.by_class, self.accepting, self.classes)
         self._terminals: dict[int, Dfa] = {}
 
-    @classmethod
-    def of_table(
-        cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
-    ) -> ByteDfa:
-        """That of a table with a column for each of the 256 bytes."""
-        table = np.ascontiguousarray(table, np.int32)
-        classes, firsts = tables.column_classes(table)
-        return cls(np.take(table, firsts, axis=1), classes, accepting, start)
-
     @property
     def num_states(self) -> int:
         return len(self.accepting)

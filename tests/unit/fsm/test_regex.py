@@ -279,7 +279,7 @@ def dfa_of(description) -> ByteDfa:
     table = np.full((len(rows), 256), -1, np.int32)
     table[:, ord("a")] = [row[0] for row in rows]
     table[:, ord("b")] = [row[1] for row in rows]
-    return ByteDfa.of_table(table, np.array(accepting), start)
+    return ByteDfa(table, np.arange(256), np.array(accepting), start)
 
 
 def language(dfa: ByteDfa) -> set[bytes]:
