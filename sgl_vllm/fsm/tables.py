@@ -189,7 +189,7 @@ def _equal_states(table, accepting):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _empty_slots(most):  # type: ignore[no-untyped-def]
+def empty_slots(most):  # type: ignore[no-untyped-def]
     """A hash table of -1 that `most` entries fill by half at most, so that every search ends."""
     size = 16
     while size < 2 * most:
@@ -263,7 +263,7 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
             num_columns += 1
         classes[byte] = joint[a, b]
     room = min(most, len(table_a) * (len(table_b) + 1))
-    slots = _empty_slots(room)  # a hash table of pairs
+    slots = empty_slots(room)  # a hash table of pairs
     pairs = np.empty((room, 2), np.int32)
     table = np.empty((room, num_columns), np.int32)
     pairs[0, 0], pairs[0, 1] = start_a, start_b
