@@ -53,9 +53,6 @@ class StockBackends:
     xgrammar ignores what it does not know of a schema. Where a schema means what xgrammar makes of
     it, that is stock vLLM's answer; where it means what the specification says, schemas go to
     guidance, which refuses instead.
-
-    Args:
-        preferred: which is asked first, "xgrammar" or "guidance".
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class StockBackends:
         xgrammar: XgrammarBackend,
         resources: TokenizerResources,
         dialect: Dialect,
-        preferred: str,
     ) -> None:
         self._make_guidance = partial(
             GuidanceBackend, config, tokenizer=tokenizer, vocab_size=vocab_size
@@ -74,7 +70,6 @@ class StockBackends:
         self._closes_objects = config.structured_outputs_config.disable_additional_properties
         self._xgrammar = xgrammar
         self._dialect = dialect
-        self._preferred = preferred
         self._xgrammar_sandbox = XgrammarSandbox(partial(tokenizer_info, xgrammar))
         self._guidance_sandbox = GuidanceSandbox(resources.token_bytes, resources.end_token)
         self._guidance: GuidanceBackend | None = None
@@ -129,7 +124,7 @@ class StockBackends:
     def _order(self, request_type: StructuredOutputOptions, spec: str) -> list[Compile]:
         is_json = request_type == StructuredOutputOptions.JSON
         is_for_guidance = is_json and (self._dialect.by_spec or _xgrammar_lacks(spec))
-        if is_for_guidance or self._preferred == "guidance":
+        if is_for_guidance or self._dialect.prefers_guidance:
             return [self._by_guidance]
         return [self._by_xgrammar, self._by_guidance]
 
