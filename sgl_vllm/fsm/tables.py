@@ -43,50 +43,41 @@ def check_table(table, accepting, classes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def column_classes(table):  # type: ignore[no-untyped-def]
+def _column_classes(table):  # type: ignore[no-untyped-def]
     """Group the columns into classes: equal ones share one.
 
     Returns: int32, the class of each column, and the first column of each class.
 
-    Cost: one pass over the table, and a search for each class found.
-
     Bounds: there are at most as many classes as columns.
     """
     num_columns = table.shape[1]
+    keys = np.zeros(num_columns, np.int64)
+    for state in range(len(table)):
+        for c in range(num_columns):
+            keys[c] = keys[c] * 0x5851F42D4C957F2D + table[state, c]
     classes = np.zeros(num_columns, np.int32)
     first = np.zeros(num_columns, np.int32)
-    count = 1
-    values = np.empty(num_columns, np.int32)
-    parents = np.empty(num_columns, np.int32)
-    fresh = np.empty(num_columns, np.int32)
-    for state in range(len(table)):
-        if count == num_columns:
-            break
-        splits = False
-        for column in range(num_columns):
-            if table[state, column] != table[state, first[classes[column]]]:
-                splits = True
-                break
-        if not splits:
-            continue
-        found = 0
-        for column in range(num_columns):
-            new = -1
-            for c in range(found):
-                if parents[c] == classes[column] and values[c] == table[state, column]:
-                    new = c
-                    break
-            if new < 0:
-                new = found
-                parents[new] = classes[column]
-                values[new] = table[state, column]
-                first[new] = column
-                found += 1
-            fresh[column] = new
-        for column in range(num_columns):
-            classes[column] = fresh[column]
-        count = found
+    count = 0
+    for column in range(num_columns):
+        own = 0
+        while own < count and not (
+            keys[first[own]] == keys[column] and _are_equal(table, first[own], column)
+        ):
+            own += 1
+        if own == count:
+            first[own] = column
+            count += 1
+        classes[column] = own
     return classes, first[:count].copy()
+
+
+@compiled
+def _are_equal(table, a, b):  # type: ignore[no-untyped-def]
+    """Whether two columns are."""
+    state = 0
+    while state < len(table) and table[state, a] == table[state, b]:
+        state += 1
+    return state == len(table)
 
 
 @compiled
@@ -225,7 +216,7 @@ def minimal(table, accepting, start):  # type: ignore[no-untyped-def]
                 count += 1
             rows[next_, c] = number[block[target]]
         next_ += 1
-    columns, firsts = column_classes(rows[:count])
+    columns, firsts = _column_classes(rows[:count])
     found = np.empty((count, len(firsts)), np.int32)
     final = np.empty(count, np.bool_)
     for i in range(count):
