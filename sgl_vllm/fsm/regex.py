@@ -12,8 +12,9 @@ import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple  # Any: the parser's trees have no types
+from typing import Any  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa
@@ -122,9 +123,8 @@ def _parse(pattern: str) -> list[Any]:
     return list(parsed)
 
 
-def _anchored(items: list[Any], anything: Node, spelling: _Spelling) -> Node:
+def _anchored(items: list[Any], anything: Node, reader: _Reader) -> Node:
     """The pattern with `anything` before and after it, except where an anchor stands."""
-    reader = _Reader(spelling)
     try:
         options = [
             Concatenation(
@@ -251,8 +251,9 @@ def _spans(members: str) -> Ranges:
     return normalized([(ord(char), ord(char)) for char in {*members}])
 
 
-class _Spelling(NamedTuple):
-    """What a pattern's characters are, and how they stand in the text.
+@dataclass(frozen=True)
+class _Reader:
+    """Makes a tree of what the parser has read.
 
     Attributes:
         one_of: a text that is any of some characters.
@@ -264,17 +265,6 @@ class _Spelling(NamedTuple):
     any: Ranges
     categories: dict[Any, Ranges]
 
-
-_AS_IS = _Spelling(CharacterClass, characters.ANY, _categories(characters.SPACE))
-_ECMA_IN_JSON = _Spelling(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))
-
-
-class _Reader:
-    """Makes a tree of what the parser has read."""
-
-    def __init__(self, spelling: _Spelling) -> None:
-        self._one_of, self._any, self._categories = spelling
-
     def read(self, items: Sequence[Any]) -> Node:
         parts = tuple([self._item(op, value) for op, value in items])
         return parts[0] if len(parts) == 1 else Concatenation(parts)
@@ -283,13 +273,13 @@ class _Reader:
         if op is sre.LITERAL:
             if is_surrogate(value):
                 raise UnsupportedPatternError("a surrogate, which no text contains")
-            return self._one_of(((value, value),))
+            return self.one_of(((value, value),))
         if op is sre.NOT_LITERAL:
-            return self._one_of(complement(((value, value),)))
+            return self.one_of(complement(((value, value),)))
         if op is sre.ANY:
-            return self._one_of(self._any)
+            return self.one_of(self.any)
         if op is sre.IN:
-            return self._one_of(self._ranges(value))
+            return self.one_of(self._ranges(value))
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             low, high, items = value
             if (high if high is not sre.MAXREPEAT else low) > _MAX_REPEAT:
@@ -315,8 +305,12 @@ class _Reader:
             elif op is sre.RANGE:
                 ranges.append(value)
             elif op is sre.CATEGORY:
-                ranges.extend(self._categories[value])
+                ranges.extend(self.categories[value])
             else:
                 raise UnsupportedPatternError(f"{op} in a character class")
         others = complement(normalized(ranges))
         return others if negated else complement(others)
+
+
+_AS_IS = _Reader(CharacterClass, characters.ANY, _categories(characters.SPACE))
+_ECMA_IN_JSON = _Reader(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))

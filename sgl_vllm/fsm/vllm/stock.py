@@ -95,20 +95,16 @@ class StockBackends:
                 f"a {form.title} of {len(spec):,} characters; "
                 f"at most {form.max_stock_chars:,} are allowed"
             )
-        *first, last = self._order(request_type, spec)
-        for attempt in first:
+        failure: Exception | None = None
+        for attempt in self._order(request_type, spec):
             try:
                 return attempt(request_type, spec, stop_token_ids)
             except NotCompiledError:
                 raise
-            except Exception as error:
-                logger.debug("compiled by the other backend: %s", quoted(str(error)))
-        try:
-            return last(request_type, spec, stop_token_ids)
-        except NotCompiledError:
-            raise
-        except Exception as error:  # xgrammar's compiler raises RuntimeError
-            raise ValueError(f"the {form.title} cannot be compiled: {error}") from error
+            except Exception as error:  # xgrammar's compiler raises RuntimeError
+                logger.debug("a backend does not compile it: %s", quoted(str(error)))
+                failure = error
+        raise ValueError(f"the {form.title} cannot be compiled: {failure}") from failure
 
     def parsed(self, call: XgrammarCall) -> ParsedGrammar | None:
         """The grammar that xgrammar makes of a call's argument; None if it makes none.
