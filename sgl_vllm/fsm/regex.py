@@ -26,7 +26,7 @@ from sgl_vllm.fsm.errors import (
 )
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
 from sgl_vllm.fsm.small_cache import cached_if_few
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Spelled, Text
+from sgl_vllm.fsm.syntax import Choice, Node, Repetition, Spelled, Text, one_of
 from sgl_vllm.fsm.syntax import Sequence as Concatenation
 from sgl_vllm.protocol.anchors import BEGIN, END, AnchorError, by_requirement
 from sgl_vllm.protocol.code_points import (
@@ -312,5 +312,5 @@ class _Reader:
         return others if negated else complement(others)
 
 
-_AS_IS = _Reader(CharacterClass, characters.ANY, _categories(characters.SPACE))
+_AS_IS = _Reader(one_of, characters.ANY, _categories(characters.SPACE))
 _ECMA_IN_JSON = _Reader(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))

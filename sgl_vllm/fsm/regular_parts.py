@@ -15,7 +15,7 @@ from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
 from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar, bytes_of
 from sgl_vllm.fsm.small_cache import cached_if_few
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
+from sgl_vllm.fsm.syntax import Choice, Node, Repetition, Sequence, Text, one_of
 from sgl_vllm.protocol.code_points import complement, normalized
 
 _PUNCTUATION = frozenset(b'{}[]:,"')
@@ -128,10 +128,9 @@ def class_node(kind: int, numbers: list[int]) -> Node:
 
 @cached_if_few
 def _class(numbers: tuple[int, ...]) -> Node:
-    """A class of code points; surrogates are code points like others, as in xgrammar."""
     is_negated, *ends = numbers
     ranges = normalized(zip(ends[::2], ends[1::2], strict=True))
-    return CharacterClass(complement(ranges, has_surrogates=True) if is_negated else ranges)
+    return one_of(complement(ranges, has_surrogates=True) if is_negated else ranges)
 
 
 def _limited(node: Node, size: int) -> RegularPart | None:
