@@ -6,7 +6,6 @@ Owns `ByteDfa`, its minimization, intersection and difference. Does not own wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple  # Any: integers of any size
 
 import numpy as np
@@ -50,15 +49,6 @@ class ByteDfa:
         assert 0 <= start < len(self.accepting)
         tables.check_table(self.by_class, self.accepting, self.classes)
         self._terminals: dict[int, Dfa] = {}
-
-    @classmethod
-    def of_table(
-        cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
-    ) -> ByteDfa:
-        """That of a table with a column for each of the 256 bytes."""
-        table = np.ascontiguousarray(table, np.int32)
-        classes, firsts = tables.column_classes(table)
-        return cls(np.take(table, firsts, axis=1), classes, accepting, start)
 
     @property
     def num_states(self) -> int:
@@ -136,37 +126,9 @@ class CompiledFormat(NamedTuple):
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
-    """The smallest automaton of the same language: dead states go, equal ones become one.
-
-    Raises TooComplexError: that would take more than about 0.3 s.
-    """
+    """The smallest automaton of the same language: dead states go, equal ones become one."""
     by_class, accepting, columns = tables.minimal(dfa.by_class, dfa.accepting, dfa.start)
-    if not len(by_class):
-        raise TooComplexError("the states of an automaton are hard to tell apart")
     return ByteDfa(by_class, columns[dfa.classes], accepting)
-
-
-def of_texts(texts: Iterable[bytes]) -> ByteDfa:
-    """The automaton of some texts, none of which is empty."""
-    rows: list[dict[int, int]] = [{}]
-    accepting: set[int] = set()
-    for text in texts:
-        state = 0
-        for byte in text:
-            if byte not in rows[state]:
-                rows[state][byte] = len(rows)
-                rows.append({})
-                if len(rows) > MAX_STATES:
-                    raise TooComplexError(f"a list of texts needs more than {MAX_STATES} states")
-            state = rows[state][byte]
-        accepting.add(state)
-    table = np.full((len(rows), 256), -1, np.int32)
-    for state, row in enumerate(rows):
-        for byte, target in row.items():
-            table[state, byte] = target
-    flags = np.zeros(len(rows), np.bool_)
-    flags[[*accepting]] = True
-    return minimal(ByteDfa.of_table(table, flags))
 
 
 def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:

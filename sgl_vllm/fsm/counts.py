@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any  # Any: a request's schema
 
 MAX_ITEMS = 100_000
@@ -183,14 +182,17 @@ def _repetitions(pattern: str) -> tuple[int, str]:
     total = last = 0
     """`last`: the repetitions of the last atom, which a quantifier multiplies."""
     largest, worst = "", -1
-    for token, low, high in _tokens(pattern):
-        if low is not None:
-            count = max(low, high or 0)
-            total += (repeated := max(1, last) * count) - last
+    for match in _TOKEN.finditer(pattern):
+        token, low, high = match[0], match["low"], match["high"]
+        if low:
+            # No count of so many digits is allowed, and int() is slow and limited for long ones.
+            count = max(int(low[:20]), int((high or "0")[:20]))
+            repeated = max(1, last) * count
+            total += repeated - last
             last = repeated
             if count > worst:
-                largest, worst = token, count
-        elif token.startswith("(") and not token.startswith("\\"):
+                largest, worst = token if len(token) <= 40 else f"{token[:40]}...", count
+        elif token.startswith("("):
             groups.append(total)
             total = last = 0
         elif token == ")" and groups:
@@ -199,15 +201,3 @@ def _repetitions(pattern: str) -> tuple[int, str]:
         else:
             last = 0
     return total + sum(groups), largest
-
-
-def _tokens(pattern: str) -> Iterator[tuple[str, int | None, int | None]]:
-    for match in _TOKEN.finditer(pattern):
-        low, high = match["low"], match["high"]
-        token = match[0] if len(match[0]) <= 40 else f"{match[0][:40]}..."
-        # No count of so many digits is allowed, and int() is slow and limited for long ones.
-        yield (
-            token,
-            None if low is None else int(low[:20]),
-            int(high[:20]) if high else None,
-        )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, minimal
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.nfa import cached_dfa
 
 MAX_WORD_BYTES = 2_000
 """Of all words and excluded words of one text together."""
@@ -25,11 +25,6 @@ MAX_WORD_BYTES = 2_000
 MAX_TABLE_BYTES = 32 << 20
 """What the automata of one text, or of all parts of one tag, may take. In a text, each word has its
 own, with a state for each byte of all words."""
-
-_MAX_KEPT_BYTES = 256 << 10
-_MAX_KEPT = 64
-_BYTES_PER_ENTRY = 12
-"""Of a table, as `ByteDfa.table_bytes` counts."""
 
 
 @dataclass(frozen=True)
@@ -48,40 +43,33 @@ class FreeText:
 
 
 def free_text(words: tuple[bytes, ...], excluded: frozenset[bytes] = frozenset()) -> FreeText:
-    """The texts up to the first of `words`. The same automata for the same arguments, so that
-    bitmasks of free text are shared between grammars, if they are small: those of the latest 64
-    arguments are kept, of at most 256 KiB each.
+    """The texts up to the first of `words`. Bitmasks of free text are shared between grammars,
+    because the same arguments have the same automata, as long as they are known (`cached_dfa`).
 
     Raises:
         UnsupportedGrammarError: a word is empty, or part of another one.
         TooComplexError: the words together are longer than `MAX_WORD_BYTES`, or their automata
             larger than `MAX_TABLE_BYTES`.
     """
-    text = b"".join((*words, *excluded))
-    num_entries = (len(text) + 1) * (len({*text}) + 1)  # of a table: its states, and bytes
-    most = (len(words) + 1) * num_entries * _BYTES_PER_ENTRY
-    return (_kept if most <= _MAX_KEPT_BYTES else _free_text)(words, excluded)
-
-
-def _free_text(words: tuple[bytes, ...], excluded: frozenset[bytes]) -> FreeText:
     every = (*words, *sorted(excluded))
     if b"" in every or any(a in b for a, b in permutations(every, 2)):
         raise UnsupportedGrammarError("a text that ends free text is empty, or part of another one")
-    if sum(map(len, every)) > MAX_WORD_BYTES:
+    num_characters = sum(map(len, every))
+    if num_characters > MAX_WORD_BYTES:
         raise TooComplexError("the texts that end free text are too long together")
-    table, completed = _matcher(every)
-    inside = ~np.isin(np.arange(len(table)), completed)
-    without = _ending(table, inside, np.flatnonzero(inside).tolist())
-    num_bytes, until = without.table_bytes, []
-    for state in completed[: len(words)]:
-        until.append(_ending(table, inside, [state]))
+    matcher = cache(lambda: _Matcher(every))
+
+    def ending(word: bytes | None) -> ByteDfa:
+        return cached_dfa((every, word), lambda: matcher().ending(word), num_characters)
+
+    without, until = ending(None), []
+    num_bytes = without.table_bytes
+    for word in words:
+        until.append(ending(word))
         num_bytes += until[-1].table_bytes
         if num_bytes > MAX_TABLE_BYTES:
             raise TooComplexError("free text ends in too many texts")
     return FreeText(without, tuple(until), num_bytes)
-
-
-_kept = lru_cache(maxsize=_MAX_KEPT)(_free_text)
 
 
 def begins_in(word: bytes, end: bytes) -> bool:
@@ -90,37 +78,42 @@ def begins_in(word: bytes, end: bytes) -> bool:
     return any(word.endswith(end[:length]) for length in range(1, min(len(word), len(end))))
 
 
-def _ending(table: NDArray[np.int32], inside: NDArray[np.bool_], last: list[int]) -> ByteDfa:
-    """The texts that end in one of the states `last`, and are `inside` before."""
-    accepting = np.zeros(len(table), np.bool_)
-    accepting[last] = True
-    table = np.where((inside | accepting)[table], table, -1)
-    table[~inside] = -1
-    return minimal(ByteDfa.of_table(table, accepting))
+class _Matcher:
+    """Finds the first of some words. A state is the longest end of the text that begins a word."""
 
+    def __init__(self, words: tuple[bytes, ...]) -> None:
+        children: list[dict[int, int]] = [{}]
+        self._completed: dict[bytes, int] = {}  # the state in which each word is complete
+        for word in words:
+            state = 0
+            for byte in word:
+                if byte not in children[state]:
+                    children[state][byte] = len(children)
+                    children.append({})
+                state = children[state][byte]
+            self._completed[word] = state
+        letters = sorted({byte for word in words for byte in word})
+        self._columns = np.full(256, len(letters))
+        self._columns[letters] = np.arange(len(letters))
+        table = np.zeros((len(children), len(letters) + 1), np.int32)
+        shorter = [0] * len(children)  # for each state, that of the longest proper end of its text
+        queue = deque([0])
+        while queue:
+            state = queue.popleft()
+            if state:
+                table[state] = table[shorter[state]]
+            for byte, child in children[state].items():
+                column = self._columns[byte]
+                shorter[child] = int(table[state, column])
+                table[state, column] = child
+                queue.append(child)
+        table[[*self._completed.values()]] = -1
+        self._table = table
 
-def _matcher(words: tuple[bytes, ...]) -> tuple[NDArray[np.int32], list[int]]:
-    """The table of states, each the longest end of the text that begins a word; and the state in
-    which each word is complete."""
-    children: list[dict[int, int]] = [{}]
-    completed = []
-    for word in words:
-        state = 0
-        for byte in word:
-            if byte not in children[state]:
-                children[state][byte] = len(children)
-                children.append({})
-            state = children[state][byte]
-        completed.append(state)
-    table = np.zeros((len(children), 256), np.int32)
-    shorter = [0] * len(children)  # for each state, that of the longest proper end of its text
-    queue = deque([0])
-    while queue:
-        state = queue.popleft()
-        if state:
-            table[state] = table[shorter[state]]
-        for byte, child in children[state].items():
-            shorter[child] = int(table[state, byte])
-            table[state, byte] = child
-            queue.append(child)
-    return table, completed
+    def ending(self, word: bytes | None) -> ByteDfa:
+        """The texts that end with a word and have none before; those without any if it is None."""
+        accepting = np.full(len(self._table), word is None)
+        accepting[[*self._completed.values()]] = False
+        if word is not None:
+            accepting[self._completed[word]] = True
+        return minimal(ByteDfa(self._table, self._columns, accepting))

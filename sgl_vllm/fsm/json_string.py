@@ -6,19 +6,20 @@ counts them, to combine with those of patterns (`regex.json_string_search`). Pur
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import ClassVar, Literal
+from functools import cached_property, lru_cache
+from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
 from sgl_vllm.fsm.expressions import EMPTY, Expression
 from sgl_vllm.fsm.names import Names
-from sgl_vllm.fsm.tables import byte_set, column_classes
+from sgl_vllm.fsm.regex import of_pattern
+from sgl_vllm.fsm.tables import byte_set
 
 QUOTE = 0x22
-_HEX_DIGITS = b"0123456789abcdefABCDEF"
 
 
 class JsonString:
@@ -86,109 +87,67 @@ class StringBody:
     """The inside of JSON strings as an automaton over UTF-8 (RFC 8259, 7; RFC 3629, 4).
 
     State 0 is between characters; the closing quote leads from there to -2.
+
+    Args:
+        plain: the pattern of a character that stands for itself.
+        escapes: the pattern of what may follow a backslash; none may stand there if it is empty.
+
+    Attributes:
+        pattern: of the rest of a string of any length, its closing quote included.
     """
 
-    def __init__(self, escapes: Literal["any", "characters", "needed", "raw"]) -> None:
-        """
-        Args:
-            escapes: which escapes a string may contain. any: all of JSON's. characters: those of
-                whole characters; a surrogate pair is one, half of a pair is none. needed: only
-                those without which JSON cannot write a character, so that every text has one
-                spelling, the one of `json.dumps(..., ensure_ascii=False)`. raw: none, but control
-                characters that end no line may stand for themselves, which is no JSON.
-        """
-        rows = [[-1] * 256 for _ in range(20)]
-        between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1, extra = range(14)
-        high2, high1, low_escape, low_u, low_d, low_half = range(14, 20)
-        for byte in range(0x20, 0x80):
-            rows[between][byte] = between
-        rows[between][QUOTE] = -2
-        rows[between][0x5C] = escape if escapes != "raw" else -1
-        if escapes == "raw":
-            for byte in {*range(0x20)} - {*b"\r\n"}:
-                rows[between][byte] = between
-        for byte in range(0xC2, 0xE0):
-            rows[between][byte] = one
-        for byte in range(0xE1, 0xF0):
-            rows[between][byte] = two
-        rows[between][0xE0], rows[between][0xED] = e0, ed
-        for byte in range(0xF1, 0xF4):
-            rows[between][byte] = three
-        rows[between][0xF0], rows[between][0xF4] = f0, f4
-        continuations = {
-            one: (0x80, 0xC0, between),
-            two: (0x80, 0xC0, one),
-            three: (0x80, 0xC0, two),
-            e0: (0xA0, 0xC0, one),
-            ed: (0x80, 0xA0, one),
-            f0: (0x90, 0xC0, two),
-            f4: (0x80, 0x90, two),
-        }
-        for state, (begin, end, after) in continuations.items():
-            for byte in range(begin, end):
-                rows[state][byte] = after
-        moves = {
-            escape: ((b'"\\/bfnrt', between), (b"u", hex4)),
-            hex4: ((_HEX_DIGITS, hex3),),
-            hex3: ((_HEX_DIGITS, hex2),),
-            hex2: ((_HEX_DIGITS, hex1),),
-            hex1: ((_HEX_DIGITS, between),),
-        }
-        if escapes == "characters":
-            moves |= {
-                hex4: ((_HEX_DIGITS, hex3), (b"dD", extra)),
-                extra: ((b"01234567", hex2), (b"89abAB", high2)),
-                high2: ((_HEX_DIGITS, high1),),  # D83D, say, and DE00 after it
-                high1: ((_HEX_DIGITS, low_escape),),
-                low_escape: ((b"\\", low_u),),
-                low_u: ((b"u", low_d),),
-                low_d: ((b"dD", low_half),),
-                low_half: ((b"cdefCDEF", hex2),),
-            }
-        elif escapes == "needed":
-            moves |= {
-                escape: ((b'"\\bfnrt', between), (b"u", hex4)),
-                hex4: ((b"0", hex3),),
-                hex3: ((b"0", hex2),),
-                hex2: ((b"0", extra), (b"1", hex1)),
-                hex1: ((b"0123456789abcdef", between),),
-                extra: ((b"01234567bef", between),),
-            }
-        for state, ways in moves.items():
-            for among, after in ways:
-                for byte in among:
-                    rows[state][byte] = after
-        self.rows = rows
-        self.table = np.array(rows, np.int32)
-        # Loops without checks follow it.
-        assert self.table.min() >= -2 and self.table.max() < len(rows)
-        self.first = [byte_set(row != -1) for row in self.table]
-        self._inside = np.unique(self.table[self.table >= 0]).tolist()
-        """The states that a string can be in."""
-        self._rest = self._as_dfa()
+    def __init__(self, plain: str, escapes: str = "") -> None:
+        escaped = rf"|\\(?:{escapes})" if escapes else ""
+        self.pattern = f'(?:{plain}{escaped})*"'
+
+    @cached_property
+    def dfa(self) -> ByteDfa:
+        """The automaton of `pattern`."""
+        return of_pattern(self.pattern)
+
+    @cached_property
+    def table(self) -> NDArray[np.int32]:
+        """(states, 256): the state that each byte leads to, -1 for none, -2 for the end."""
+        dfa = self.dfa
+        table = dfa.by_class[:, dfa.classes]
+        return np.where((table >= 0) & dfa.accepting[table], -2, table).astype(np.int32)
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """`table` as lists."""
+        rows: list[list[int]] = self.table.tolist()
+        return rows
+
+    @cached_property
+    def first(self) -> list[int]:
+        """The bytes that lead on from each state, as bits."""
+        return [byte_set(row != -1) for row in self.table]
 
     def rest(self, index: int) -> Dfa:
         """The rest of a string of any length from a state on, up to its closing quote."""
-        terminal = self._rest.terminal(self._inside.index(index))
+        terminal = self.dfa.terminal(index)
         assert terminal is not None
         return terminal
 
-    def _as_dfa(self) -> ByteDfa:
-        number = np.full(len(self.table) + 2, -1, np.int32)
-        number[self._inside] = np.arange(len(self._inside))
-        number[-2] = end = len(self._inside)
-        accepting = np.zeros(end + 1, np.bool_)
-        accepting[end] = True
-        nothing = np.full((1, 256), -1, np.int32)
-        return ByteDfa.of_table(
-            np.concatenate([number[self.table[self._inside]], nothing]), accepting
-        )
 
+_PLAIN = r'[^"\\\x00-\x1f]'
+_HEX = "[0-9a-fA-F]"
+_UNPAIRED = f"(?:[0-9abcefABCEF]{_HEX}|[dD][0-7]){_HEX}{{2}}"
+_PAIR = rf"[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"
 
-STRING = StringBody("any")
-COUNTED_STRING = StringBody("characters")
-NAME_STRING = StringBody("needed")
-RAW_STRING = StringBody("raw")
+STRING = StringBody(_PLAIN, rf'["\\/bfnrt]|u{_HEX}{{4}}')
+"""With all of JSON's escapes."""
+
+COUNTED_STRING = StringBody(_PLAIN, rf'["\\/bfnrt]|u(?:{_UNPAIRED}|{_PAIR})')
+"""With escapes of whole characters: a surrogate pair is one, half of a pair is none."""
+
+NAME_STRING = StringBody(_PLAIN, r'["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f])')
+"""Only with escapes without which JSON cannot write a character, so that every text has one
+spelling, the one of `json.dumps(..., ensure_ascii=False)`."""
+
+RAW_STRING = StringBody(r'[^"\\\r\n]')
+"""Without escapes, but control characters that end no line may stand for themselves, which is no
+JSON."""
 
 
 @lru_cache(maxsize=16)
@@ -201,24 +160,18 @@ def dfa_of_length(low: int, high: int | None) -> ByteDfa:
     (0) ---> (1, 0) ---> (1, 1) ---> (1, 2) ---> ((end))     the second number counts characters
     """
     counted = high if high is not None else low
-    inside = np.unique(STRING.table[STRING.table >= 0])  # its start is state 0
-    assert inside[0] == 0
-    size = len(inside)
-    number = np.full(STRING.table.max() + 1, -1)
-    number[inside] = np.arange(size)
-    classes, firsts = column_classes(STRING.table)
-    body = STRING.table[np.ix_(inside, firsts)]
-    quote = classes[QUOTE]
-    step = np.where(body > 0, number[body], -1)
+    dfa, size = STRING.dfa, STRING.dfa.num_states
+    inside, quote = dfa.by_class, dfa.class_of[QUOTE]
     end = 1 + counted * size + (1 if high is not None else size)
-    table = np.full((end + 1, len(firsts)), -1, np.int32)
+    table = np.full((end + 1, inside.shape[1]), -1, np.int32)
     # The same rows for each number of characters, only moved.
     counts = np.arange(counted + (high is None)).reshape(-1, 1, 1)
-    rows = np.where(step >= 0, 1 + counts * size + step, -1)
-    rows = np.where(body == 0, 1 + np.minimum(counts + 1, counted) * size, rows)
-    table[1 : 1 + rows.shape[0] * size] = rows.reshape(-1, len(firsts))
+    rows = np.where(inside > 0, 1 + counts * size + inside, -1)
+    rows = np.where(inside == 0, 1 + np.minimum(counts + 1, counted) * size, rows)
+    table[1 : 1 + rows.shape[0] * size] = rows.reshape(-1, inside.shape[1])
+    table[1 : 1 + low * size : size, quote] = -1
+    table[1 + low * size : end : size, quote] = end
     table[0, quote] = 1
-    table[1 + np.arange(low, counted + 1) * size, quote] = end
     accepting = np.zeros(end + 1, np.bool_)
     accepting[end] = True
-    return ByteDfa(table, classes, accepting)
+    return ByteDfa(table, dfa.classes, accepting)

@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
-from sgl_vllm.fsm.characters import Bytes, encodings
+from sgl_vllm.fsm.characters import Bytes
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.fsm.subsets import determinized
 from sgl_vllm.fsm.syntax import (
-    CharacterClass,
     Choice,
     Node,
     Repetition,
@@ -36,7 +35,6 @@ from sgl_vllm.fsm.syntax import (
     Spelled,
     Text,
 )
-from sgl_vllm.protocol.code_points import Ranges
 
 MAX_PARTS = 200_000
 """States before an automaton is made deterministic: one to nine for each character, with what is
@@ -56,11 +54,6 @@ _CACHED_BYTES_PER_CHARACTER = 100
 
 _Spans: TypeAlias = "list[tuple[int, int, int, int]]"
 """Source, first and last byte, target."""
-
-
-@cached_if_few
-def _of_class(ranges: Ranges) -> tuple[int, _Spans]:
-    return _of_spellings(tuple([one for low, high in ranges for one in encodings(low, high)]))
 
 
 @cached_if_few
@@ -117,8 +110,6 @@ class _Nfa:
                     self._spans.extend((source, byte, byte, following))
                     source = following
                 return source
-            case CharacterClass(ranges):
-                return self._add_part(*_of_class(ranges), source)
             case Spelled(spellings):
                 return self._add_part(*_of_spellings(spellings), source)
             case Sequence(parts):

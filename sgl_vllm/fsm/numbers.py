@@ -1,11 +1,10 @@
-"""Automata of the decimal numbers within bounds, as JSON writes them.
+"""Automata of decimal numbers, as JSON writes them: within bounds, and multiples of a number.
 
-Owns the patterns of such numbers: as trees, because reading them from text takes longer than
-compiling them. Does not own what a schema's bounds mean (`schema/`). Pure.
+Owns how such numbers are written, and the tables that compare them and divide them. Does not own
+what a schema's bounds mean (`schema/`). Pure.
 
-at least 12:    1[2-9] | [2-9][0-9] | [1-9][0-9]{2,}          whole
-                (that)(\\.[0-9]+)?                              with fractions
-at least 2.5:   2\\.([5][0-9]*|[6-9][0-9]*) | ([3-9]|[1-9][0-9]+)(\\.[0-9]+)?
+    below 25.4        a digit more or less than in the bound decides, else the first other digit
+    multiple of 0.25  all digits, with two behind the point, make a multiple of 25
 """
 
 from __future__ import annotations
@@ -13,36 +12,57 @@ from __future__ import annotations
 from decimal import Decimal
 from functools import lru_cache
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.nfa import dfa_of
-from sgl_vllm.fsm.regex import of_pattern
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
+import numpy as np
 
-INTEGER = r"-?(?:0|[1-9][0-9]*)"
-NUMBER = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
-DECIMAL = rf"{INTEGER}(?:\.[0-9]+)?"
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
+from sgl_vllm.fsm.errors import TooComplexError
+from sgl_vllm.fsm.regex import of_pattern
+
+_UNSIGNED = "(?:0|[1-9][0-9]*)"
+_FRACTION = r"(?:\.[0-9]+)?"
+INTEGER = f"-?{_UNSIGNED}"
+NUMBER = rf"{INTEGER}{_FRACTION}(?:[eE][+-]?[0-9]+)?"
+DECIMAL = f"{INTEGER}{_FRACTION}"
 """All numbers, written without an exponent."""
 
 WHOLE = rf"{INTEGER}(?:\.0+)?"
 """Whole numbers, written without an exponent."""
 
 MAX_DIGITS = 40
+MAX_STATES = 20_000
+"""Of the automaton of multiples."""
+
+_POINT, _MINUS, _NUM_COLUMNS = 10, 11, 13
+_COLUMNS = np.full(256, _NUM_COLUMNS - 1, np.int32)
+_COLUMNS[[*b"0123456789.-"]] = np.arange(_NUM_COLUMNS - 1)
+"""The column of each byte in the tables below: digits, the point, the minus sign, all others."""
 
 
-def integers(low: int | None, high: int | None) -> ByteDfa:
-    """Integers from `low` to `high`, both included; None: no bound."""
-    return _within(low, high, False, False, whole=True)
-
-
-def decimals(
-    low: Decimal | None, high: Decimal | None, above_low: bool, below_high: bool
+@lru_cache(maxsize=1024)
+def within(
+    low: Decimal | None,
+    high: Decimal | None,
+    *,
+    above_low: bool = False,
+    below_high: bool = False,
+    are_integers: bool = False,
 ) -> ByteDfa:
     """Numbers from `low` to `high`, written without an exponent; None: no bound.
 
     Args:
         above_low, below_high: whether the bound itself is excluded.
+        are_integers: whether only integers are meant, written without a fraction.
+
+    Raises:
+        ValueError: a bound has more than `MAX_DIGITS` digits.
     """
-    return _within(low, high, above_low, below_high, whole=False)
+    sign = "-?" if low is None or low < 0 else ""  # a bound of 0 leaves out -0, too
+    found = of_pattern(f"{sign}{_UNSIGNED}" + ("" if are_integers else _FRACTION))
+    if low is not None:
+        found = combined(found, _compared(low, (1,) if above_low else (0, 1)))
+    if high is not None:
+        found = combined(found, _compared(high, (-1,) if below_high else (-1, 0)))
+    return found
 
 
 def exactly(number: Decimal) -> ByteDfa:
@@ -51,82 +71,51 @@ def exactly(number: Decimal) -> ByteDfa:
     Raises:
         ValueError: it has more than `MAX_DIGITS` digits.
     """
-    head, tail = _digits_of(number)
-    parts = [_text(head), _tail_and_zeros(tail) if tail else _ONLY_ZEROS]
-    if number <= 0:
-        parts.insert(0, _optional(_MINUS) if number == 0 else _MINUS)
-    return dfa_of(_sequence(*parts))
+    return combined(of_pattern(DECIMAL), _compared(number, (0,)))
 
 
-@lru_cache(maxsize=1024)
-def _within(
-    low: Decimal | int | None,
-    high: Decimal | int | None,
-    above_low: bool,
-    below_high: bool,
-    whole: bool,
-) -> ByteDfa:
-    result = of_pattern(INTEGER if whole else DECIMAL)
-    if low is not None:
-        result = combined(result, dfa_of(_at_least(Decimal(low), above_low, whole)))
-    if high is not None:
-        result = combined(result, dfa_of(_at_most(Decimal(high), below_high, whole)))
-    return result
+def _compared(bound: Decimal, orders: tuple[int, ...]) -> ByteDfa:
+    """Numbers whose order to `bound` is one of some: -1 if they are less, 0 if equal, 1 if greater.
+    Also takes texts that are no numbers.
 
+        25.40    (0) --2--> (1) --5--> (2) --.--> (3) --4--> (4) --0--> (4)     read so far
 
-def _text(text: str) -> Node:
-    return Text(text.encode())
-
-
-def _sequence(*parts: Node) -> Node:
-    return Sequence(parts)
-
-
-def _optional(part: Node) -> Node:
-    return Repetition(part, 0, 1)
-
-
-def _digit(low: int, high: int = 9) -> Node:
-    return CharacterClass(((ord("0") + low, ord("0") + high),))
-
-
-def _digits(least: int, most: int | None) -> Node:
-    return Repetition(_digit(0), least, most)
-
-
-_MINUS = _text("-")
-_POINT = _text(".")
-_ZEROS = Repetition(_text("0"), 0, None)
-_FRACTION = _optional(_sequence(_POINT, _digits(1, None)))
-_ONLY_ZEROS = _optional(_sequence(_POINT, Repetition(_text("0"), 1, None)))
-_UNSIGNED = Choice((_text("0"), _sequence(_digit(1), _digits(0, None))))
-_SOMETHING = _sequence(_ZEROS, _digit(1), _digits(0, None))
-"""Digits that are not all 0."""
-
-
-def _at_least(bound: Decimal, strict: bool, whole: bool) -> Node:
-    if bound < 0 or (bound == 0 and not strict):
-        positive = _unsigned(whole)
-        if bound == 0:
-            return positive
-        return Choice((positive, _negative(_up_to(bound.copy_negate(), strict, whole))))
-    return _from(bound, strict, whole)
-
-
-def _at_most(bound: Decimal, strict: bool, whole: bool) -> Node:
-    if bound < 0:
-        return _negative(_from(bound.copy_negate(), strict, whole))
-    if bound == 0 and strict:
-        return _negative(_from(Decimal(0), True, whole))
-    return Choice((_negative(_unsigned(whole)), _up_to(bound, strict, whole)))
-
-
-def _unsigned(whole: bool) -> Node:
-    return _UNSIGNED if whole else _sequence(_UNSIGNED, _FRACTION)
-
-
-def _negative(unsigned: Node) -> Node:
-    return _sequence(_MINUS, unsigned)
+    A state is how many of these characters were read, and the order of the digits. Behind these,
+    three more: the whole part is longer. All of them a second time: after a minus sign.
+    """
+    head, tail = _digits_of(bound)
+    characters = f"{head}.{tail}0"
+    point, last = len(head), len(characters) - 1
+    longer = 3 * len(characters)
+    size = longer + 3
+    table = np.full((2 * size, _NUM_COLUMNS), -1, np.int32)
+    order_of = np.tile([-1, 0, 1], len(characters) + 1)
+    less, equal, greater = range(3)
+    for position, character in enumerate(characters):
+        state = 3 * position
+        if position == point:
+            table[state : state + 3, :_POINT] = longer
+            table[state : state + 3, _POINT] = state + 3 + np.arange(3)
+            order_of[state + equal] = -1 if tail else 0
+            continue
+        following = 3 * min(position + 1, last)
+        table[state + less, :_POINT] = following + less
+        table[state + equal, :_POINT] = following + 1 + np.sign(np.arange(10) - int(character))
+        table[state + greater, :_POINT] = following + greater
+        if position < point:
+            table[state : state + 3, _POINT] = 3 * (point + 1) + less
+            order_of[state : state + 3] = -1
+        elif position < last:
+            order_of[state + equal] = -1
+    table[longer:size, :_POINT] = longer
+    table[longer:size, _POINT] = 3 * (point + 1) + greater
+    order_of[longer:size] = 1
+    table[size:] = np.where(table[:size] < 0, -1, table[:size] + size)
+    table[equal, _MINUS] = size + equal
+    positive = order_of if bound >= 0 else np.ones_like(order_of)
+    negative = -order_of if bound <= 0 else -np.ones_like(order_of)
+    accepting = np.isin(np.concatenate([positive, negative]), orders)
+    return ByteDfa(table, _COLUMNS, accepting, start=equal)
 
 
 def _digits_of(bound: Decimal) -> tuple[str, str]:
@@ -136,85 +125,40 @@ def _digits_of(bound: Decimal) -> tuple[str, str]:
     return head, tail.rstrip("0")
 
 
-def _tail_and_zeros(tail: str) -> Node:
-    return _sequence(_text(f".{tail}"), _ZEROS)
+@lru_cache(maxsize=16)  # of up to a megabyte
+def multiples(of: Decimal) -> ByteDfa:
+    """The multiples of `of`, which is greater than 0, in all their spellings without an exponent.
 
+    Cost: time and memory in proportion to the digits of `of` as a whole number: 0.25 counts as 25.
 
-def _from(bound: Decimal, strict: bool, whole: bool) -> Node:
-    """Unsigned numbers of at least `bound` >= 0."""
-    head, tail = _digits_of(bound)
-    if whole:
-        exact = [] if strict or tail else [_text(head)]
-        return Choice((*exact, *_heads_above(head)))
-    options = [_sequence(option, _FRACTION) for option in _heads_above(head)]
-    options += [_sequence(_text(f"{head}."), option) for option in _tails_above(tail)]
-    if tail:
-        more = _SOMETHING if strict else _digits(0, None)
-        options.append(_sequence(_text(f"{head}.{tail}"), more))
-    elif strict:
-        options.append(_sequence(_text(f"{head}."), _SOMETHING))
-    else:
-        options.append(_sequence(_text(head), _FRACTION))
-    return Choice(tuple(options))
-
-
-def _up_to(bound: Decimal, strict: bool, whole: bool) -> Node:
-    """Unsigned numbers of at most `bound` >= 0. There may be none."""
-    head, tail = _digits_of(bound)
-    if whole:
-        exact = [_text(head)] if tail or not strict else []
-        return Choice((*exact, *_heads_below(head)))
-    options = [_sequence(option, _FRACTION) for option in _heads_below(head)]
-    if tail:
-        options.append(_text(head))
-        options += [_sequence(_text(f"{head}."), option) for option in _tails_below(tail)]
-        if not strict:
-            options.append(_sequence(_text(head), _tail_and_zeros(tail)))
-    elif not strict:
-        options.append(_sequence(_text(head), _ONLY_ZEROS))
-    return Choice(tuple(options))
-
-
-def _heads_above(head: str) -> list[Node]:
-    """Whole numbers greater than `head`."""
-    options = [_sequence(_digit(1), _digits(len(head), None))]
-    for i, digit in enumerate(head):
-        if digit != "9":
-            rest = len(head) - i - 1
-            options.append(_sequence(_text(head[:i]), _digit(int(digit) + 1), _digits(rest, rest)))
-    return options
-
-
-def _heads_below(head: str) -> list[Node]:
-    """Whole numbers less than `head`."""
-    options = []
-    if len(head) > 1:
-        options.append(_text("0"))
-        options.append(_sequence(_digit(1), _digits(0, len(head) - 2)))
-    for i, digit in enumerate(head):
-        lowest = 1 if i == 0 and len(head) > 1 else 0
-        if int(digit) > lowest:
-            rest = len(head) - i - 1
-            options.append(
-                _sequence(_text(head[:i]), _digit(lowest, int(digit) - 1), _digits(rest, rest))
-            )
-    return options
-
-
-def _tails_above(tail: str) -> list[Node]:
-    """Fractions greater than `tail` in one of its digits."""
-    return [
-        _sequence(_text(tail[:i]), _digit(int(digit) + 1), _digits(0, None))
-        for i, digit in enumerate(tail)
-        if digit != "9"
-    ]
-
-
-def _tails_below(tail: str) -> list[Node]:
-    """Fractions less than `tail`: a smaller digit, or fewer digits."""
-    smaller = [
-        _sequence(_text(tail[:i]), _digit(0, int(digit) - 1), _digits(0, None))
-        for i, digit in enumerate(tail)
-        if digit != "0"
-    ]
-    return [*smaller, *[_text(tail[:i]) for i in range(1, len(tail))]]
+    Raises:
+        TooComplexError: it would need more than `MAX_STATES` states.
+    """
+    sign, digits, exponent = of.normalize().as_tuple()
+    assert not sign and isinstance(exponent, int)
+    places = max(0, -exponent)
+    if max(exponent, places, len(digits)) > 30:
+        raise TooComplexError("a multiple of a number with too many digits")
+    modulus = int("".join(map(str, digits))) * 10 ** max(0, exponent)
+    num_states = (places + 2) * modulus
+    if num_states > MAX_STATES:
+        raise TooComplexError(f"multiples of {of} need more than {MAX_STATES} states")
+    # A state is the rest that all digits so far leave, in one of several layers: before the point,
+    # and after it, with 0, 1, ... digits behind it.
+    rests = np.arange(modulus)
+    table = np.full((num_states, _NUM_COLUMNS), -1, np.int32)
+    accepting = np.zeros(num_states, np.bool_)
+    for layer in range(places + 2):
+        begin = layer * modulus
+        rows = slice(begin, begin + modulus)
+        missing = min(places, places - layer + 1)
+        accepting[rows] = rests * (10**missing % modulus) % modulus == 0
+        if missing or layer == 0:
+            following = begin if layer == 0 else begin + modulus
+            for digit in range(10):
+                table[rows, digit] = following + (rests * 10 + digit) % modulus
+        else:
+            table[begin, 0] = begin  # only zeros may follow
+    table[0, _MINUS] = 0
+    table[:modulus, _POINT] = modulus + rests
+    return combined(of_pattern(DECIMAL), minimal(ByteDfa(table, _COLUMNS, accepting)))

@@ -12,8 +12,9 @@ import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple  # Any: the parser's trees have no types
+from typing import Any  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa
@@ -25,7 +26,7 @@ from sgl_vllm.fsm.errors import (
 )
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
 from sgl_vllm.fsm.small_cache import cached_if_few
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Spelled, Text
+from sgl_vllm.fsm.syntax import Choice, Node, Repetition, Spelled, Text, one_of
 from sgl_vllm.fsm.syntax import Sequence as Concatenation
 from sgl_vllm.protocol.anchors import BEGIN, END, AnchorError, by_requirement
 from sgl_vllm.protocol.code_points import (
@@ -73,7 +74,7 @@ def full_match(pattern: str) -> ByteDfa:
 
 def _has_unread_anchor(pattern: str) -> bool:
     try:
-        return _has_inner_anchor(_parse(pattern))
+        return _has_inner_anchor(_parse(_TOKEN.sub(_without_name, pattern)))
     except (UnsupportedPatternError, TooComplexError, RecursionError):
         return False
 
@@ -96,13 +97,12 @@ def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
 
 
 def _whole(pattern: str) -> Node:
-    _check_xgrammar_syntax(pattern)
+    pattern = _as_python_writes_it(pattern, _XGRAMMAR_TOKEN, _XGRAMMAR_ESCAPE)
     return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
 
 
 def _found_in_json(pattern: str) -> Node:
-    pattern = _CLASS_START.sub(lambda match: _ECMA_CLASSES.get(match[0], match[0]), pattern)
-    _check_ecma_syntax(pattern)
+    pattern = _as_python_writes_it(pattern, _ECMA_TOKEN, _ECMA_ESCAPE)
     anything = Repetition(_in_json(characters.ANY), 0, None)
     return Concatenation((_QUOTE, _anchored(_parse(pattern), anything, _ECMA_IN_JSON), _QUOTE))
 
@@ -113,7 +113,7 @@ def _parse(pattern: str) -> list[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = sre_parser.parse(_without_group_names(pattern))
+            parsed = sre_parser.parse(pattern)
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
     except Exception as error:
@@ -123,16 +123,8 @@ def _parse(pattern: str) -> list[Any]:
     return list(parsed)
 
 
-def _without_group_names(pattern: str) -> str:
-    """The pattern with `(?<name>...)` of ECMA-262, which Python does not know, as `(?:...)`."""
-    if "(?<" not in pattern:
-        return pattern
-    return _GROUP_NAME.sub(lambda match: match["other"] or "(?:", pattern)
-
-
-def _anchored(items: list[Any], anything: Node, spelling: _Spelling) -> Node:
+def _anchored(items: list[Any], anything: Node, reader: _Reader) -> Node:
     """The pattern with `anything` before and after it, except where an anchor stands."""
-    reader = _Reader(spelling)
     try:
         options = [
             Concatenation(
@@ -172,26 +164,16 @@ def _has_inner_anchor(items: Sequence[Any], is_first: bool = True, is_last: bool
     return False
 
 
-_ECMA_TOKEN = re.compile(
-    r"(?P<odd>\\[aAZUN]|\[\^?\]|\{,\d*\}|\(\?[#P])|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
-    re.DOTALL,
-)
-"""`odd` is what Python reads differently, or refuses to read in ECMA-262: `[]` is an empty class
-there, `{,2}` and `\\a` are literal."""
+_TOKEN = re.compile(r"\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)\]?|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)
+"""An escape, a class, or the beginning of a group with a name."""
 
-
-_CLASS_START = re.compile(r"\\.|\[\^?\]|\[(?:\\.|[^\]\\])*\]?", re.DOTALL)
-_ECMA_CLASSES = {"[]": r"[^\s\S]", "[^]": r"[\s\S]"}
-"""The classes of ECMA-262 that have no member or lack none, as Python writes them."""
-
-
-_GROUP_NAME = re.compile(r"(?P<other>\\.|\[(?:\\.|[^\]\\])*\]?)|\(\?<[A-Za-z_$][\w$]*>", re.DOTALL)
-"""`other` is an escape or a class, in which no group begins."""
-
+_ECMA_TOKEN = re.compile(rf"(?P<odd>\\[aAZUN]|\{{,\d*\}}|\(\?[#P])|{_TOKEN.pattern}", re.DOTALL)
+_ECMA_ESCAPE = re.compile(r"\\(?P<odd>[aAZUN])|\\.", re.DOTALL)
+"""`odd` is what Python reads differently, or refuses to read in ECMA-262: `{,2}` and `\\a` are
+literal there."""
 
 _XGRAMMAR_TOKEN = re.compile(
-    r"(?P<odd>\\(?:0\d|x[\da-fA-F]{3})|\[(?:\^?\]|\\(?:\^|(?:x|u00)5[eE])))"
-    r"|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
+    r"(?P<odd>\\(?:0\d|x[\da-fA-F]{3})|\[(?:\^?\]|\\(?:\^|(?:x|u00)5[eE])))" rf"|{_TOKEN.pattern}",
     re.DOTALL,
 )
 _XGRAMMAR_ESCAPE = re.compile(
@@ -201,23 +183,31 @@ _XGRAMMAR_ESCAPE = re.compile(
 r"""`odd` is what Python reads differently. To xgrammar, `[]` is an empty class, `[\^a]` is `[^a]`,
 `[\1]` is `1`, `\01` is a NUL and `1`, `\x41b` is U+041B, and `[\u00e9a]` is U+0E9A."""
 
-
-def _check_ecma_syntax(pattern: str) -> None:
-    """Raises UnsupportedPatternError for syntax that Python reads differently."""
-    for token in _ECMA_TOKEN.finditer(pattern):
-        if token["odd"] is not None:
-            raise UnsupportedPatternError(f"{token['odd']} in the pattern")
-        for escape in re.findall(r"\\.", token["members"] or "", re.DOTALL):
-            if escape[1] in "aAZUN":
-                raise UnsupportedPatternError(f"{escape} in the pattern")
+_EMPTY_CLASSES = {"[]": r"[^\s\S]", "[^]": r"[\s\S]"}
+"""The classes of ECMA-262 that have no member or lack none, as Python writes them."""
 
 
-def _check_xgrammar_syntax(pattern: str) -> None:
-    """Raises UnsupportedPatternError for syntax that xgrammar reads differently from Python."""
-    for token in _XGRAMMAR_TOKEN.finditer(pattern):
-        escapes = _XGRAMMAR_ESCAPE.finditer(token["members"] or "")
-        if token["odd"] or any(escape["odd"] for escape in escapes):
-            raise UnsupportedPatternError(f"{token[0][:20]} in the pattern")
+def _as_python_writes_it(pattern: str, token: re.Pattern[str], escape: re.Pattern[str]) -> str:
+    """The pattern without names of groups and empty classes, which Python writes in other ways.
+
+    Args:
+        token: as `_TOKEN`, and what Python reads differently as `odd`.
+        escape: an escape in a class, and as `odd` what Python reads differently.
+
+    Raises UnsupportedPatternError: something is `odd`.
+    """
+
+    def checked(found: re.Match[str]) -> str:
+        escapes = escape.finditer(found["members"] or "")
+        if found["odd"] or any(one["odd"] for one in escapes):
+            raise UnsupportedPatternError(f"{found[0][:20]} in the pattern")
+        return _EMPTY_CLASSES.get(found[0]) or _without_name(found)
+
+    return token.sub(checked, pattern)
+
+
+def _without_name(token: re.Match[str]) -> str:
+    return "(?:" if token[0].startswith("(") else token[0]
 
 
 def _categories(space: Ranges) -> dict[Any, Ranges]:
@@ -261,8 +251,9 @@ def _spans(members: str) -> Ranges:
     return normalized([(ord(char), ord(char)) for char in {*members}])
 
 
-class _Spelling(NamedTuple):
-    """What a pattern's characters are, and how they stand in the text.
+@dataclass(frozen=True)
+class _Reader:
+    """Makes a tree of what the parser has read.
 
     Attributes:
         one_of: a text that is any of some characters.
@@ -274,17 +265,6 @@ class _Spelling(NamedTuple):
     any: Ranges
     categories: dict[Any, Ranges]
 
-
-_AS_IS = _Spelling(CharacterClass, characters.ANY, _categories(characters.SPACE))
-_ECMA_IN_JSON = _Spelling(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))
-
-
-class _Reader:
-    """Makes a tree of what the parser has read."""
-
-    def __init__(self, spelling: _Spelling) -> None:
-        self._one_of, self._any, self._categories = spelling
-
     def read(self, items: Sequence[Any]) -> Node:
         parts = tuple([self._item(op, value) for op, value in items])
         return parts[0] if len(parts) == 1 else Concatenation(parts)
@@ -293,13 +273,13 @@ class _Reader:
         if op is sre.LITERAL:
             if is_surrogate(value):
                 raise UnsupportedPatternError("a surrogate, which no text contains")
-            return self._one_of(((value, value),))
+            return self.one_of(((value, value),))
         if op is sre.NOT_LITERAL:
-            return self._one_of(complement(((value, value),)))
+            return self.one_of(complement(((value, value),)))
         if op is sre.ANY:
-            return self._one_of(self._any)
+            return self.one_of(self.any)
         if op is sre.IN:
-            return self._one_of(self._ranges(value))
+            return self.one_of(self._ranges(value))
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             low, high, items = value
             if (high if high is not sre.MAXREPEAT else low) > _MAX_REPEAT:
@@ -325,8 +305,12 @@ class _Reader:
             elif op is sre.RANGE:
                 ranges.append(value)
             elif op is sre.CATEGORY:
-                ranges.extend(self._categories[value])
+                ranges.extend(self.categories[value])
             else:
                 raise UnsupportedPatternError(f"{op} in a character class")
         others = complement(normalized(ranges))
         return others if negated else complement(others)
+
+
+_AS_IS = _Reader(one_of, characters.ANY, _categories(characters.SPACE))
+_ECMA_IN_JSON = _Reader(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))

@@ -14,8 +14,8 @@ from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
 from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar, Parts, bytes_of
 from sgl_vllm.fsm.small_cache import cached_if_few
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
-from sgl_vllm.protocol.code_points import LAST, normalized
+from sgl_vllm.fsm.syntax import Choice, Node, Repetition, Sequence, Text, one_of
+from sgl_vllm.protocol.code_points import complement, normalized
 
 _PUNCTUATION = frozenset(b'{}[]:,"')
 _MAX_POSITIONS = 200
@@ -151,14 +151,9 @@ def class_node(kind: int, numbers: list[int]) -> Node:
 
 @cached_if_few
 def _class(numbers: tuple[int, ...]) -> Node:
-    """A class of code points; surrogates are code points like others, as in xgrammar."""
     is_negated, *ends = numbers
-    ranges = normalized([*zip(ends[::2], ends[1::2], strict=True)])
-    if is_negated:
-        edges = [-1, *[edge for one in ranges for edge in one], LAST + 1]
-        pairs = [(high + 1, low - 1) for high, low in zip(edges[::2], edges[1::2], strict=True)]
-        ranges = tuple([(low, high) for low, high in pairs if low <= high])
-    return CharacterClass(ranges)
+    ranges = normalized(zip(ends[::2], ends[1::2], strict=True))
+    return one_of(complement(ranges, has_surrogates=True) if is_negated else ranges)
 
 
 def _limited(size: int) -> int:

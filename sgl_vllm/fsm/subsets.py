@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl_vllm.fsm.tables import without_gil
+from sgl_vllm.fsm.tables import empty_slots, without_gil
 from sgl_vllm.jit import compiled
 
 
@@ -28,9 +28,9 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
     Returns: the table over classes of bytes, int32 with the start first; which states accept; and
         the class of each byte. The table has no rows if a limit is exceeded.
 
-    Bounds: at most `most` sets are added, which is checked for each, and a set has one row. Members
-    and targets get more room before they are written. There are at most as many intervals as
-    classes.
+    Bounds: at most `most` sets are added, which is checked for each, and a set has one row. It has
+    each state once, and so each span. Members and targets get more room before they are written.
+    There are at most as many intervals as classes.
     """
     assert num_states > 0 and 0 <= end < num_states and most > 0
     for i in range(len(spans)):
@@ -57,10 +57,7 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
     seen = np.zeros(num_states, np.int32)  # the last search that has reached a state
     found = np.empty(num_states, np.int32)
     alone = np.full(num_states, -1, np.int32)  # the set that a state leads to by itself
-    size = 16
-    while size < 2 * most:
-        size *= 2
-    slots = np.full(size, -1, np.int32)  # a hash table of sets
+    slots = empty_slots(most)  # a hash table of sets
     members = np.empty(4 * num_states, np.int32)
     begin = np.empty(most + 1, np.int64)  # of each set in `members`
     begin[0] = 0
@@ -68,6 +65,7 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
     # Row r is what set r - 1 leads to. Row 0, before the first set, leads to the start only.
     table = np.empty((most + 1, num_classes), np.int32)
     row = 0
+    own = np.empty(len(spans), np.int64)  # the spans of a set
     interval = np.zeros(num_classes + 1, np.int64)
     target_begin = np.zeros(num_classes + 2, np.int64)
     target_begin[1] = 1
@@ -109,35 +107,36 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
         if row == count:
             return table[1 : count + 1].copy(), accepting[:count].copy(), classes
         # Classes between two ends of the next set's spans lead to the same states.
+        num_own = 0
+        for state in members[begin[row] : begin[row + 1]]:
+            for i in range(span_begin[state], span_begin[state + 1]):
+                own[num_own] = i
+                num_own += 1
         interval[:] = 0
-        for m in range(begin[row], begin[row + 1]):
-            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                interval[low[i]] = interval[high[i]] = 1
+        for i in own[:num_own]:
+            interval[low[i]] = interval[high[i]] = 1
         interval[0] = 0
         for c in range(1, num_classes + 1):
             interval[c] += interval[c - 1]
         num_intervals = interval[num_classes - 1] + 1
         target_begin[:] = 0
         num_targets = 0
-        for m in range(begin[row], begin[row + 1]):
-            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                num_targets += interval[high[i] - 1] + 1 - interval[low[i]]
+        for i in own[:num_own]:
+            num_targets += interval[high[i] - 1] + 1 - interval[low[i]]
         steps += num_targets + num_classes
         if steps > most_steps:
             return table[:0].copy(), accepting[:0].copy(), classes
         if len(targets) < num_targets:
             targets = np.empty(2 * num_targets, np.int32)
-        for m in range(begin[row], begin[row + 1]):
-            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                for j in range(interval[low[i]], interval[high[i] - 1] + 1):
-                    target_begin[j + 2] += 1
+        for i in own[:num_own]:
+            for j in range(interval[low[i]], interval[high[i] - 1] + 1):
+                target_begin[j + 2] += 1
         for j in range(2, num_intervals + 2):
             target_begin[j] += target_begin[j - 1]
-        for m in range(begin[row], begin[row + 1]):
-            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                for j in range(interval[low[i]], interval[high[i] - 1] + 1):
-                    targets[target_begin[j + 1]] = to[i]
-                    target_begin[j + 1] += 1
+        for i in own[:num_own]:
+            for j in range(interval[low[i]], interval[high[i] - 1] + 1):
+                targets[target_begin[j + 1]] = to[i]
+                target_begin[j + 1] += 1
         row += 1
 
 

@@ -1,6 +1,6 @@
 """Trees of patterns and of regular parts of grammars: what both are read into.
 
-    "ab" [0-9]*      Sequence((Text(b"ab"), Repetition(CharacterClass(((48, 57),)), 0, None)))
+    "ab" [0-9]*      Sequence((Text(b"ab"), Repetition(one_of(((48, 57),)), 0, None)))
 
 Owns the types. Does not own where a tree comes from (`regex.py`, `regular_parts.py`) or what it is
 compiled to. Trees are never changed; they are not frozen, because that makes their construction
@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sgl_vllm.fsm.characters import Bytes
+from sgl_vllm.fsm.characters import Bytes, encodings
+from sgl_vllm.fsm.small_cache import cached_if_few
 from sgl_vllm.protocol.code_points import Ranges
 
 
@@ -21,13 +22,6 @@ class Text:
     """A literal; may be empty."""
 
     data: bytes
-
-
-@dataclass(unsafe_hash=True, slots=True)
-class CharacterClass:
-    """One of some code points. Surrogates are code points like others, as in xgrammar."""
-
-    ranges: Ranges
 
 
 @dataclass(unsafe_hash=True, slots=True)
@@ -60,4 +54,10 @@ class Repetition:
     high: int | None
 
 
-Node: TypeAlias = "Text | CharacterClass | Spelled | Sequence | Choice | Repetition"
+Node: TypeAlias = "Text | Spelled | Sequence | Choice | Repetition"
+
+
+@cached_if_few
+def one_of(ranges: Ranges) -> Node:
+    """One of some code points in UTF-8. Surrogates are code points like others, as in xgrammar."""
+    return Spelled(tuple([one for low, high in ranges for one in encodings(low, high)]))

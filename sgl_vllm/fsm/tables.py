@@ -22,9 +22,6 @@ from sgl_vllm.jit import compiled
 without_gil = partial(compiled, nogil=True)
 """For loops that take up to some tenths of a second for a request's pattern."""
 
-MAX_VISITS = 300_000_000
-"""Transitions that are looked at to minimize an automaton, in about 0.3 s."""
-
 
 def byte_set(flags: NDArray[np.bool_]) -> int:
     """The flagged bytes, of (256,) flags, as bits: bit b for byte b."""
@@ -46,170 +43,144 @@ def check_table(table, accepting, classes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def column_classes(table):  # type: ignore[no-untyped-def]
+def _column_classes(table):  # type: ignore[no-untyped-def]
     """Group the columns into classes: equal ones share one.
 
     Returns: int32, the class of each column, and the first column of each class.
 
-    Cost: one pass over the table, and a search for each class found.
-
     Bounds: there are at most as many classes as columns.
     """
     num_columns = table.shape[1]
+    keys = np.zeros(num_columns, np.int64)
+    for state in range(len(table)):
+        for c in range(num_columns):
+            keys[c] = keys[c] * 0x5851F42D4C957F2D + table[state, c]
     classes = np.zeros(num_columns, np.int32)
     first = np.zeros(num_columns, np.int32)
-    count = 1
-    values = np.empty(num_columns, np.int32)
-    parents = np.empty(num_columns, np.int32)
-    fresh = np.empty(num_columns, np.int32)
-    for state in range(len(table)):
-        if count == num_columns:
-            break
-        splits = False
-        for column in range(num_columns):
-            if table[state, column] != table[state, first[classes[column]]]:
-                splits = True
-                break
-        if not splits:
-            continue
-        found = 0
-        for column in range(num_columns):
-            new = -1
-            for c in range(found):
-                if parents[c] == classes[column] and values[c] == table[state, column]:
-                    new = c
-                    break
-            if new < 0:
-                new = found
-                parents[new] = classes[column]
-                values[new] = table[state, column]
-                first[new] = column
-                found += 1
-            fresh[column] = new
-        for column in range(num_columns):
-            classes[column] = fresh[column]
-        count = found
+    count = 0
+    for column in range(num_columns):
+        own = 0
+        while own < count and not (
+            keys[first[own]] == keys[column] and _are_equal(table, first[own], column)
+        ):
+            own += 1
+        if own == count:
+            first[own] = column
+            count += 1
+        classes[column] = own
     return classes, first[:count].copy()
 
 
 @compiled
-def _distances(table, accepting):  # type: ignore[no-untyped-def]
-    """How many transitions each state is from acceptance.
-
-    Returns: the fewest, -1 if there is no way; and the most, -1 if there is no limit.
-
-    Bounds: sources are counted by target before they are written. A state is queued once: for the
-    fewest, when it gets a distance; for the most, when its last transition has been counted.
-    """
-    num_states, num_columns = table.shape
-    counts = np.zeros(num_states + 1, np.int64)
-    for state in range(num_states):
-        for c in range(num_columns):
-            if table[state, c] >= 0:
-                counts[table[state, c] + 1] += 1
-    begin = np.cumsum(counts)
-    sources = np.empty(begin[-1], np.int32)
-    filled = begin[:-1].copy()
-    for state in range(num_states):
-        for c in range(num_columns):
-            target = table[state, c]
-            if target >= 0:
-                sources[filled[target]] = state
-                filled[target] += 1
-    fewest = np.full(num_states, -1, np.int32)
-    queue = np.empty(num_states, np.int32)
-    count, next_ = 0, 0
-    for state in range(num_states):
-        if accepting[state]:
-            fewest[state] = 0
-            queue[count] = state
-            count += 1
-    while next_ < count:
-        state = queue[next_]
-        next_ += 1
-        for i in range(begin[state], begin[state + 1]):
-            source = sources[i]
-            if fewest[source] < 0:
-                fewest[source] = fewest[state] + 1
-                queue[count] = source
-                count += 1
-    most = np.full(num_states, -1, np.int32)
-    num_left = np.zeros(num_states, np.int32)  # transitions, but those that lead nowhere
-    longest = np.zeros(num_states, np.int32)
-    count, next_ = 0, 0
-    for state in range(num_states):
-        for c in range(num_columns):
-            target = table[state, c]
-            if target >= 0 and fewest[target] >= 0:
-                num_left[state] += 1
-        if not num_left[state] and fewest[state] >= 0:
-            queue[count] = state
-            count += 1
-    while next_ < count:
-        state = queue[next_]
-        next_ += 1
-        most[state] = longest[state]
-        for i in range(begin[state], begin[state + 1]):
-            source = sources[i]
-            longest[source] = max(longest[source], most[state] + 1)
-            num_left[source] -= 1
-            if not num_left[source]:
-                queue[count] = source
-                count += 1
-    return fewest, most
-
-
-@without_gil
-def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
-    """Group the states into blocks that accept the same texts: Moore's refinement. In each round
-    states separate that lead to different blocks.
-
-    Args:
-        block: int64, of each state; states in different ones do not accept the same texts.
-
-    Returns: the block of each state, and the number of blocks, which is 0 if it would take more
-        than `MAX_VISITS`.
-
-    Cost: a visit to all transitions in each round. Chains take a round for each of their states,
-        unless `block` tells these apart.
-
-    Bounds: there are at most as many blocks as states, and twice as many slots.
-    """
-    num_states, num_columns = table.shape
-    numbers = _empty_slots(num_states)  # a hash table of blocks
-    first = np.empty(num_states, np.int64)
-    count = 0
-    num_visits = 0
-    while True:
-        num_visits += num_states * num_columns
-        if num_visits > MAX_VISITS:
-            return block, 0
-        numbers[:] = -1
-        fresh = np.empty(num_states, np.int64)
-        found = 0
-        for state in range(num_states):
-            key = block[state]
-            for c in range(num_columns):
-                target = table[state, c]
-                key = key * 0x5851F42D4C957F2D + (block[target] + 1 if target >= 0 else 0)
-            slot = (key ^ (key >> 32)) & (len(numbers) - 1)
-            while numbers[slot] >= 0 and not _leads_alike(
-                table, block, state, first[numbers[slot]]
-            ):
-                slot = (slot + 1) & (len(numbers) - 1)
-            if numbers[slot] < 0:
-                numbers[slot] = found
-                first[found] = state
-                found += 1
-            fresh[state] = numbers[slot]
-        block = fresh
-        if found == count:
-            return block, count
-        count = found
+def _are_equal(table, a, b):  # type: ignore[no-untyped-def]
+    """Whether two columns are."""
+    state = 0
+    while state < len(table) and table[state, a] == table[state, b]:
+        state += 1
+    return state == len(table)
 
 
 @compiled
-def _empty_slots(most):  # type: ignore[no-untyped-def]
+def _by_target(table):  # type: ignore[no-untyped-def]
+    """For each column and state: which states have a transition to it. One state is added behind
+    the others, to which all transitions lead that lead nowhere.
+
+    Returns: int32 (columns, states + 2), where the sources of a state begin, and where they end;
+        and the sources, int32 (columns, states + 1).
+
+    Bounds: sources are counted by target before they are written.
+    """
+    num_states, num_columns = table.shape
+    begin = np.zeros((num_columns, num_states + 2), np.int32)
+    sources = np.empty((num_columns, num_states + 1), np.int32)
+    targets = np.full(num_states + 1, num_states, np.int32)
+    for c in range(num_columns):
+        for state in range(num_states):
+            targets[state] = table[state, c] if table[state, c] >= 0 else num_states
+        for target in targets:
+            begin[c, target + 1] += 1
+        for state in range(num_states + 1):
+            begin[c, state + 1] += begin[c, state]
+        filled = begin[c].copy()
+        for source in range(num_states + 1):
+            sources[c, filled[targets[source]]] = source
+            filled[targets[source]] += 1
+    return begin, sources
+
+
+@compiled
+def _equal_states(table, accepting):  # type: ignore[no-untyped-def]
+    """Group the states into blocks that accept the same texts (Hopcroft, "An n log n algorithm for
+    minimizing states in a finite automaton", 1971).
+
+    Returns: the block of each state, and behind these that of the states that lead nowhere.
+
+    Cost: each state and column, as often as the block of the state becomes less than half as large.
+
+    Bounds: there is one state more than in the table. Blocks are not empty, but for the first two,
+    and each is pending once. A state is marked once in a pass.
+    """
+    begin, sources = _by_target(table)
+    size = len(table) + 1
+    members = np.empty(size, np.int32)  # of all blocks, one behind the other
+    position = np.empty(size, np.int32)  # of each state in `members`
+    block = np.zeros(size, np.int32)
+    middle, end = 0, size
+    for state in range(size):
+        if state < len(table) and accepting[state]:
+            end -= 1
+            position[state], block[state] = end, 1
+        else:
+            position[state] = middle
+            middle += 1
+        members[position[state]] = state
+    first = np.zeros(size + 1, np.int32)  # of each block in `members`
+    last = np.zeros(size + 1, np.int32)
+    num_marked = np.zeros(size + 1, np.int32)  # its first members: they lead into the splitter
+    last[0] = first[1] = middle
+    last[1] = size
+    count = 2
+    pending = np.ones(size + 1, np.int32)
+    num_pending = 1
+    touched = np.empty(size + 1, np.int32)
+    while num_pending:
+        num_pending -= 1
+        splitter = members[first[pending[num_pending]] : last[pending[num_pending]]].copy()
+        for c in range(table.shape[1]):
+            num_touched = 0
+            for target in splitter:
+                for i in range(begin[c, target], begin[c, target + 1]):
+                    source = sources[c, i]
+                    its = block[source]
+                    marked = first[its] + num_marked[its]
+                    if not num_marked[its]:
+                        touched[num_touched] = its
+                        num_touched += 1
+                    other = members[marked]
+                    members[position[source]], members[marked] = other, source
+                    position[other], position[source] = position[source], marked
+                    num_marked[its] += 1
+            for its in touched[:num_touched]:
+                middle = first[its] + num_marked[its]
+                num_marked[its] = 0
+                if middle == last[its]:
+                    continue
+                if middle - first[its] < last[its] - middle:  # the smaller part is the new block
+                    first[count], last[count] = first[its], middle
+                    first[its] = middle
+                else:
+                    first[count], last[count] = middle, last[its]
+                    last[its] = middle
+                for i in range(first[count], last[count]):
+                    block[members[i]] = count
+                pending[num_pending] = count
+                num_pending += 1
+                count += 1
+    return block
+
+
+@compiled
+def empty_slots(most):  # type: ignore[no-untyped-def]
     """A hash table of -1 that `most` entries fill by half at most, so that every search ends."""
     size = 16
     while size < 2 * most:
@@ -217,104 +188,41 @@ def _empty_slots(most):  # type: ignore[no-untyped-def]
     return np.full(size, -1, np.int32)
 
 
-@compiled
-def _leads_alike(table, block, a, b):  # type: ignore[no-untyped-def]
-    """Whether two states of one block lead to the same blocks."""
-    if block[a] != block[b]:
-        return False
-    for c in range(table.shape[1]):
-        to_a, to_b = table[a, c], table[b, c]
-        if to_a != to_b and (to_a < 0 or to_b < 0 or block[to_a] != block[to_b]):
-            return False
-    return True
-
-
-@compiled
-def _reachable(table, start):  # type: ignore[no-untyped-def]
-    """The reachable states, `start` first, in order of discovery; and the number of each state in
-    that order, -1 for the others.
-
-    Bounds: each state is found once.
-    """
-    assert 0 <= start < len(table)
-    number = np.full(len(table), -1, np.int32)
-    order = np.empty(len(table), np.int32)
-    order[0] = start
-    number[start] = 0
-    count, next_ = 1, 0
-    while next_ < count:
-        state = order[next_]
-        next_ += 1
-        for c in range(table.shape[1]):
-            target = table[state, c]
-            if target >= 0 and number[target] < 0:
-                number[target] = count
-                order[count] = target
-                count += 1
-    return order[:count].copy(), number
-
-
-@without_gil
-def merged(table, accepting):  # type: ignore[no-untyped-def]
-    """Equal states made one, and transitions to states that lead nowhere removed.
-
-    Returns: the table, which states accept, and int64, the new number of each state, -1 for those
-        that lead nowhere. The table has no rows if it would take more than `MAX_VISITS`.
-
-    Bounds: blocks are numbered from 0 to `count`.
-    """
-    num_states, num_columns = table.shape
-    fewest, most = _distances(table, accepting)
-    alive = np.empty((num_states, num_columns), np.int32)
-    block = np.empty(num_states, np.int64)
-    for state in range(num_states):
-        for c in range(num_columns):
-            target = table[state, c]
-            alive[state, c] = target if target >= 0 and fewest[target] >= 0 else -1
-        # States at different distances from acceptance do not accept the same texts.
-        block[state] = np.int64(fewest[state]) * (num_states + 1) + most[state]
-    block, count = _equal_blocks(alive, block)
-    smaller = np.empty((count, num_columns), np.int32)
-    flags = np.empty(count, np.bool_)
-    if not count:
-        return smaller, flags, block
-    for state in range(num_states):
-        flags[block[state]] = accepting[state]
-        for c in range(num_columns):
-            target = alive[state, c]
-            smaller[block[state], c] = block[target] if target >= 0 else -1
-    for state in range(num_states):
-        if fewest[state] < 0:
-            block[state] = -1
-    return smaller, flags, block
-
-
 @without_gil
 def minimal(table, accepting, start):  # type: ignore[no-untyped-def]
-    """As `merged`, with only the states that `start` leads to, which is the first one; and equal
-    columns made one.
+    """The states that `start` leads to, which is the first one, without those that lead nowhere.
+    Equal states are made one, and equal columns.
 
     Returns: the table, which states accept, and int32, the new number of each column.
 
-    Bounds: all arrays have the size of what was counted.
+    Bounds: there are at most as many blocks as states, and one more. A block is found once.
     """
     assert 0 <= start < len(table)
-    smaller, flags, number = merged(table, accepting)
-    if not len(smaller):
-        return smaller, flags, np.zeros(table.shape[1], np.int32)
-    first = number[start]
-    if first < 0:  # nothing is accepted
-        smaller, flags = np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, np.bool_)
-        first = np.int64(0)
-    order, position = _reachable(smaller, first)
-    columns, firsts = column_classes(smaller)
-    found = np.empty((len(order), len(firsts)), np.int32)
-    final = np.empty(len(order), np.bool_)
-    for i in range(len(order)):
-        final[i] = flags[order[i]]
+    num_columns = table.shape[1]
+    block = _equal_states(table, accepting)
+    nowhere = block[len(table)]
+    number = np.full(len(block) + 1, -1, np.int32)  # of each block, in order of discovery
+    some = np.empty(len(block) + 1, np.int32)  # a state of each
+    rows = np.full((len(block) + 1, num_columns), -1, np.int32)
+    number[block[start]], some[0] = 0, start
+    count, next_ = 1, 0
+    while next_ < count:
+        for c in range(num_columns):
+            target = table[some[next_], c]
+            if target < 0 or block[target] == nowhere:
+                continue
+            if number[block[target]] < 0:
+                number[block[target]], some[count] = count, target
+                count += 1
+            rows[next_, c] = number[block[target]]
+        next_ += 1
+    columns, firsts = _column_classes(rows[:count])
+    found = np.empty((count, len(firsts)), np.int32)
+    final = np.empty(count, np.bool_)
+    for i in range(count):
+        final[i] = accepting[some[i]]
         for c in range(len(firsts)):
-            target = smaller[order[i], firsts[c]]
-            found[i, c] = position[target] if target >= 0 else -1
+            found[i, c] = rows[i, firsts[c]]
     return found, final, columns
 
 
@@ -346,7 +254,7 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
             num_columns += 1
         classes[byte] = joint[a, b]
     room = min(most, len(table_a) * (len(table_b) + 1))
-    slots = _empty_slots(room)  # a hash table of pairs
+    slots = empty_slots(room)  # a hash table of pairs
     pairs = np.empty((room, 2), np.int32)
     table = np.empty((room, num_columns), np.int32)
     pairs[0, 0], pairs[0, 1] = start_a, start_b

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from sgl_vllm.fsm.automaton import Automaton, State
-from sgl_vllm.fsm.byte_dfa import combined, of_texts
+from sgl_vllm.fsm.byte_dfa import combined
 from sgl_vllm.fsm.expressions import Seq
 from sgl_vllm.fsm.grammar_compiler import compile_parsed
 from sgl_vllm.fsm.masks import Bitmasks, fill
@@ -48,8 +48,7 @@ def compile_loops() -> None:
 
 
 def _automata() -> None:
-    one_or_more = of_pattern("a+")
-    combined(one_or_more, of_texts([b"aa"]), minus=True)
+    combined(of_pattern("a+"), of_pattern("aa"), minus=True)
     packed = np.array([number for one in _PARSED for number in (len(one), *one)], np.int32)
     Automaton(compile_parsed(ParsedGrammar.of(packed.tobytes())))
 

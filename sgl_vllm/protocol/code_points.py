@@ -23,10 +23,10 @@ def normalized(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(merged)
 
 
-def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """All other characters. Surrogates are none."""
+def complement(ranges: Iterable[tuple[int, int]], *, has_surrogates: bool = False) -> Ranges:
+    """All other characters; surrogates are none, unless `has_surrogates`."""
     found, begin = [], 0
-    for low, high in normalized((*ranges, _SURROGATES)):
+    for low, high in normalized(ranges if has_surrogates else (*ranges, _SURROGATES)):
         if begin < low:
             found.append((begin, low - 1))
         begin = high + 1

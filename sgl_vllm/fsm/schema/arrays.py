@@ -16,14 +16,12 @@ regular in general, so arrays of different items of which there are infinitely m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
-from typing import (
-    NamedTuple,
-)  # Any: JSON values that a schema lists  # Any: JSON values that a schema lists
+from typing import NamedTuple, TypeVar
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
+from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Seq, literal
 from sgl_vllm.fsm.schema.context import Compiled, Context, spelled
 from sgl_vllm.fsm.schema.nodes import Node
 from sgl_vllm.fsm.schema.scalars import listed_scalars
@@ -33,6 +31,8 @@ MAX_COUNTED_ITEMS = 10_000
 _MAX_STATES = 3_000
 _MAX_COUNTED = 4
 _MAX_VALUES = 1_000
+
+State = TypeVar("State")
 
 
 class _Items(NamedTuple):
@@ -80,34 +80,44 @@ def _compile(context: Context, items: _Items) -> Compiled | None:
         high = len(prefix) if high is None else min(high, len(prefix))
     if high is not None and low > high:
         return None
-    inside = _inside(context, prefix, other or EMPTY, low, high)
+    enough = max(low, len(prefix))
+
+    def moves(count: int) -> Iterator[tuple[Expression, int]]:
+        item = prefix[count] if count < len(prefix) else other
+        if item is not None and (high is None or count < high):
+            yield item, count + 1 if high is not None else min(count + 1, enough)
+
     needed = [*first[:low], *([rest] if low > len(first) else [])]
-    return Compiled(Seq(literal(b"["), context.blank, inside, literal(b"]")), [needed])
+    return Compiled(_array(context, 0, moves, lambda count: count >= low), [needed])
 
 
-def _inside(
-    context: Context, prefix: list[Expression], other: Expression, low: int, high: int | None
+def _array(
+    context: Context,
+    start: State,
+    moves: Callable[[State], Iterable[tuple[Expression, State]]],
+    may_end: Callable[[State], bool],
 ) -> Expression:
-    """From `low` to `high` items: those of `prefix`, then any number of `other`."""
-    comma = context.comma
-    after: dict[int, Expression] = {}
+    """The arrays of an automaton over items, made as far as a walk gets.
 
-    def following(count: int) -> Expression:
-        """What may come after `count` items, at least one."""
-        if high is not None and count >= high:
-            return EMPTY
-        if count >= max(low, len(prefix)) and high is None:
-            count = max(low, len(prefix), 1)
-        if count not in after:
-            item = prefix[count] if count < len(prefix) else other
-            more = Seq(comma, item, Lazy(following, count + 1))
-            after[count] = more if count < low else Alt((EMPTY, more))
-        return after[count]
+    Args:
+        moves: from a state, the items that may come next, and the state after each.
+        may_end: whether an array may end in a state.
+    """
+    blank = context.blank
+    made: dict[State, Expression] = {}
 
-    if high == 0:
-        return EMPTY
-    some = Seq(prefix[0] if prefix else other, Lazy(following, 1), context.blank)
-    return some if low else Alt((EMPTY, some))
+    def following(state: State) -> Expression:
+        """What may follow an item that leads to a state."""
+        if state not in made:
+            made[state] = Lazy(lambda: Seq(blank, rest(state, literal(b","), blank)))
+        return made[state]
+
+    def rest(state: State, *separator: Expression) -> Expression:
+        items = [Seq(item, following(after)) for item, after in moves(state)]
+        ends: list[Expression] = [literal(b"]")] if may_end(state) else []
+        return Alt([*ends, Seq(*separator, Alt(items))] if items else ends)
+
+    return Seq(literal(b"["), blank, rest(start))
 
 
 # -- uniqueItems
@@ -127,26 +137,16 @@ def _compile_unique(context: Context, items: _Items) -> Compiled | None:
         return None
     if low > 1 and listed:
         raise UnsupportedSchemaError("uniqueItems beside prefixItems and minItems")
-    blank = context.blank
-    made: dict[frozenset[object], Expression] = {}
 
-    def after(used: frozenset[object]) -> Expression:
-        """What may follow these items, the closing bracket included."""
-        if used not in made:
-            made[used] = Lazy(lambda: following(used))
-        return made[used]
-
-    def following(used: frozenset[object]) -> Expression:
+    def moves(used: frozenset[object]) -> Iterator[tuple[Expression, frozenset[object]]]:
         count = len(used)
         values = listed[count] if count < len(listed) else others
-        comma = [literal(b","), blank] if used else []
-        ways: list[Expression] = [literal(b"]")] if count >= low else []
         for key in values if count < high else ():
             if key not in used:
-                ways.append(Seq(*comma, values[key], blank, after(used | {key})))
-        return Alt(ways)
+                yield values[key], used | {key}
 
-    return Compiled(Seq(literal(b"["), blank, after(frozenset())), [[]])
+    start: frozenset[object] = frozenset()
+    return Compiled(_array(context, start, moves, lambda used: len(used) >= low), [[]])
 
 
 def _finite_values(context: Context, node: Node) -> dict[object, Expression]:
@@ -193,15 +193,18 @@ class _Containing:
         self._moves: dict[_Counts, list[_Move]] = {}
         self._to_end: dict[_Counts, list[Node]] = {}
         """The items on a shortest way to an end, for each state that has one."""
-        self._made: dict[_Counts, Expression] = {}
 
     def compiled(self) -> Compiled | None:
         start = (0,) * (1 + len(self._contained))
         self._find_moves(start)
         if start not in self._to_end:
             return None
-        expression = Seq(literal(b"["), self._context.blank, self._after(start, []))
+        expression = _array(self._context, start, self._useful_moves, self._is_end)
         return Compiled(expression, [self._to_end[start]])
+
+    def _useful_moves(self, state: _Counts) -> list[tuple[Expression, _Counts]]:
+        moves = self._moves[state]
+        return [(move.item, move.after) for move in moves if move.after in self._to_end]
 
     def _find_moves(self, start: _Counts) -> None:
         """Find the transitions of all states, and the ways to complete an array from each."""
@@ -264,16 +267,3 @@ class _Containing:
         if not matters or (high is not None and count >= high):
             return None
         return [contained.node]
-
-    def _following(self, state: _Counts) -> Expression:
-        """What may follow the items that lead to a state."""
-        blank, comma = self._context.blank, [literal(b","), self._context.blank]
-        if state not in self._made:
-            self._made[state] = Lazy(lambda: Seq(blank, self._after(state, comma)))
-        return self._made[state]
-
-    def _after(self, state: _Counts, separator: list[Expression]) -> Expression:
-        moves = [move for move in self._moves[state] if move.after in self._to_end]
-        items = [Seq(move.item, self._following(move.after)) for move in moves]
-        ends: list[Expression] = [literal(b"]")] if self._is_end(state) else []
-        return Alt([*ends, Seq(*separator, Alt(items))] if items else ends)

@@ -9,9 +9,6 @@ backends ask for, and what makes keys forced text. `members.py` says where the o
 
 from __future__ import annotations
 
-import json
-from typing import Any  # Any: JSON of a user's schema
-
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import (
     NothingValidError,
@@ -38,31 +35,28 @@ _MAX_ALTERNATIVES = 64
 cost while it runs."""
 
 
-def compile_schema(schema: Schema | str, *, any_whitespace: bool = True) -> Expression:
+def compile_schema(schema: Schema, *, any_whitespace: bool = True) -> Expression:
     """The JSON texts that are valid against `schema`: the expression of `compiled_schema`."""
     return compiled_schema(schema, any_whitespace=any_whitespace).expression
 
 
-def compiled_schema(schema: Schema | str, *, any_whitespace: bool) -> CompiledFormat:
+def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
     """The JSON texts that are valid against `schema`, with what the tables of its automata take.
 
     Cost: some tens of microseconds per subschema. The automaton costs what is visited of it.
 
     Args:
-        schema: a schema, or its JSON text.
         any_whitespace: whether whitespace may stand between tokens, which is vLLM's default; if
             not, there is none.
 
     Raises:
         UnsupportedSchemaError: the schema is not compiled here; ask another backend.
-        ValueError: the text is not JSON.
     """
     workspace = Workspace()
     try:
-        text, schema = _read(schema)
         if not isinstance(schema, dict | bool):
             raise UnsupportedSchemaError("a schema must be an object, true or false")
-        parser = Parser(schema, text, workspace)
+        parser = Parser(schema, workspace)
         compiler = _Compiler(parser, workspace, any_whitespace)
         expression = compiler.value(parser.root)
         if expression is None:
@@ -74,16 +68,6 @@ def compiled_schema(schema: Schema | str, *, any_whitespace: bool) -> CompiledFo
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
     except UnsupportedSchemaError as error:
         raise UnsupportedSchemaError(f"{error} ({error.place or '#'})") from None
-
-
-def _read(schema: Schema | str) -> tuple[str, Any]:
-    """The text of a schema, and what it is."""
-    if isinstance(schema, str):
-        return schema, json.loads(schema)
-    try:
-        return json.dumps(schema), schema
-    except (TypeError, ValueError):
-        raise UnsupportedSchemaError("a schema must be of values that JSON has") from None
 
 
 class _Compiler:

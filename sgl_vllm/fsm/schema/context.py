@@ -24,7 +24,7 @@ class Context:
         algebra, workspace: the sets of nodes, and the budgets.
         value: compiles a node; None if nothing is valid against it.
         blank: whitespace between tokens, if there may be any.
-        comma, colon: the separators, with whitespace around them.
+        colon: the separator of a name and a value, with whitespace around it.
     """
 
     def __init__(
@@ -34,7 +34,6 @@ class Context:
         self.workspace = algebra.workspace
         self.value = value
         self.blank: Expression = of_pattern(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
-        self.comma = Seq(self.blank, literal(b","), self.blank)
         self.colon = Seq(self.blank, literal(b":"), self.blank)
 
 

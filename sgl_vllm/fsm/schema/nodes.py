@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from sgl_vllm.fsm.schema.references import Resource
     from sgl_vllm.fsm.schema.value_sets import ValueSet
 
 
@@ -28,10 +27,9 @@ class Placed:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reference(Placed):
-    """`$ref`; `$dynamicRef` if `is_dynamic`. It starts from the URI of `resource`."""
+    """`$ref`; `$dynamicRef` if `is_dynamic`. It starts from the URI of its place."""
 
     text: str
-    resource: Resource
     is_dynamic: bool = False
 
 

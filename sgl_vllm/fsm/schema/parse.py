@@ -58,14 +58,14 @@ class Parser:
         root: the whole document.
     """
 
-    def __init__(self, root: Any, text: str, workspace: Workspace) -> None:
-        self._references = references = References(root, text)
-        self.draft = references.draft
-        self._known = kw.KNOWN[references.draft]
+    def __init__(self, root: Any, workspace: Workspace) -> None:
+        self._references = References(root)
+        self.draft = self._references.draft
+        self._known = kw.KNOWN[self.draft]
         self._workspace = workspace
         self._parsed: dict[str, Node] = {}
         self._targets: dict[Reference, Node] = {}
-        self.root = self._node(root, "#", Subschema(root, "#", references.document))
+        self.root = self._node(root, "#")
 
     def target(self, reference: Reference) -> Node:
         """What a reference points to.
@@ -77,16 +77,16 @@ class Parser:
         if known is None:
             try:
                 at = self._references.resolve(
-                    reference.text, reference.resource, is_dynamic=reference.is_dynamic
+                    reference.text, reference.place or "#", is_dynamic=reference.is_dynamic
                 )
             except UnsupportedSchemaError as error:
                 error.place = reference.place
                 raise
-            known = self._parsed.get(at.place) or self._node(at.schema, at.place, at)
+            known = self._parsed.get(at.place) or self._node(at.schema, at.place)
             self._targets[reference] = known
         return known
 
-    def _node(self, schema: Any, place: str, outer: Subschema) -> Node:
+    def _node(self, schema: Any, place: str) -> Node:
         if isinstance(schema, bool):
             return ANY if schema else NEVER
         names = self._known.intersection(schema) if isinstance(schema, dict) else frozenset()
@@ -96,8 +96,7 @@ class Parser:
         try:
             if not isinstance(schema, dict):
                 raise UnsupportedSchemaError(f"a schema cannot be a {type(schema).__name__}")
-            resource = self._references.resources.get(place, outer.resource)
-            node = self._parse(Subschema(schema, place, resource), names)
+            node = self._parse(Subschema(schema, place), names)
         except UnsupportedSchemaError as error:
             error.place = error.place or place
             raise
@@ -106,8 +105,9 @@ class Parser:
         return node
 
     def _parse(self, at: Subschema, names: frozenset[str]) -> Node:
-        schema, place, resource = at
+        schema, place = at
         self._workspace.spend(1 + len(schema))
+        self._references.check_draft(schema)
         if "prefixItems" in schema and "prefixItems" not in self._known:
             raise UnsupportedSchemaError("prefixItems, which this draft does not know")
         if "$recursiveRef" in names:
@@ -116,11 +116,11 @@ class Parser:
             return self._leaf(at, names) if names else ANY
         targets: list[Node] = []
         if "$ref" in names:
-            targets.append(Reference(schema["$ref"], resource, place=place))
+            targets.append(Reference(schema["$ref"], place=place))
             if self.draft <= 7:  # keywords beside it are ignored
                 return targets[0]
         if "$dynamicRef" in names:
-            targets.append(Reference(schema["$dynamicRef"], resource, is_dynamic=True, place=place))
+            targets.append(Reference(schema["$dynamicRef"], is_dynamic=True, place=place))
         leaf: list[Node] = []
         if not names.isdisjoint(kw.LEAVES):
             leaf.append(self._leaf(at, names))
@@ -139,7 +139,7 @@ class Parser:
         if keyword not in at.schema:
             return None
         schema = kw.value(at.schema, keyword, dict, bool)
-        return self._node(schema, f"{at.place}/{keyword}", at)
+        return self._node(schema, f"{at.place}/{keyword}")
 
     def _given(self, at: Subschema, keyword: str) -> Node:
         return self._inner(at, keyword) or ANY
@@ -149,14 +149,14 @@ class Parser:
             return ()
         schemas, place = kw.value(at.schema, keyword, list), f"{at.place}/{keyword}"
         self._workspace.spend(len(schemas))
-        return tuple([self._node(one, f"{place}/{i}", at) for i, one in enumerate(schemas)])
+        return tuple([self._node(one, f"{place}/{i}") for i, one in enumerate(schemas)])
 
     def _named(self, at: Subschema, keyword: str) -> dict[str, Node]:
         if keyword not in at.schema:
             return {}
         schemas, place = kw.by_name(at.schema, keyword), f"{at.place}/{keyword}"
         self._workspace.spend(len(schemas))
-        return {n: self._node(one, f"{place}/{escaped(n)}", at) for n, one in schemas.items()}
+        return {n: self._node(one, f"{place}/{escaped(n)}") for n, one in schemas.items()}
 
     # -- keywords that combine subschemas
 
@@ -177,7 +177,7 @@ class Parser:
                 if isinstance(needed, list):
                     asked: Node = _with_members(kw.names(at.schema[keyword], name))
                 else:
-                    asked = self._node(needed, f"{place}/{keyword}/{escaped(name)}", at)
+                    asked = self._node(needed, f"{place}/{keyword}/{escaped(name)}")
                 absent = Objects(rules=(MemberRule({name: NEVER}),))
                 without = replace(ANY, objects=(absent,))
                 present = All((asked, _with_members((name,))))

@@ -8,7 +8,6 @@ Places are JSON pointers from the document's root: `#/properties/a~1b`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple  # Any: JSON of a user's schema
 from urllib.parse import unquote, urldefrag, urljoin
@@ -24,15 +23,12 @@ _MAPS = frozenset(
 )
 """Keywords whose values hold subschemas by name."""
 
-_ESCAPED_LETTER = re.compile(r"\\u00[2467]")
-"""Characters of keywords in a spelling that JSON does not need."""
-
 _SUBSCHEMAS = CONSTRAINTS - _MAPS - {"const", "enum"}
 """Keywords whose values may be a subschema, or a list of them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Resource:
+class _Resource:
     """A schema with a URI of its own, from which the references in it start."""
 
     uri: str
@@ -45,47 +41,44 @@ class Subschema(NamedTuple):
 
     schema: Any
     place: str
-    resource: Resource
 
 
 class References:
-    """Resolves references within one document.
-
-    Args:
-        root: the document.
-        text: the document as JSON.
+    """Resolves references within one document, whose names are found with the first reference.
 
     Attributes:
         draft: the draft that `$schema` names, or the newest: 4, 6, 7, 2019 or 2020.
-        document: the resource of the root.
-        resources: the other resources, by their places.
     """
 
-    def __init__(self, root: Any, text: str) -> None:
+    def __init__(self, root: Any) -> None:
         self._root = root
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._dialect = dialect if isinstance(dialect, str) else ""
         self.draft = draft_of(self._dialect)
         self._id = "id" if self.draft < 6 else "$id"
-        self.document = Resource("", root, "#")
-        self.resources: dict[str, Resource] = {}
-        self._by_uri: dict[str, Resource] = {"": self.document}
-        self._anchors: dict[tuple[str, str], Subschema] = {}
+        self._resources: dict[str, _Resource] = {}  # by place
+        self._by_uri: dict[str, _Resource] = {}
+        self._anchors: dict[tuple[str, str], Subschema] = {}  # by the URI of the resource, and name
         self._dynamic: dict[str, int] = {}
-        if isinstance(root, dict) and isinstance(root.get(self._id), str):
-            self.document = self._resource(root, "", "#")
-        if self._has_names(text):
-            self._find_names()
 
-    def resolve(self, reference: Any, resource: Resource, *, is_dynamic: bool = False) -> Subschema:
-        """The subschema that a reference in `resource` points to.
+    def check_draft(self, schema: dict[str, Any]) -> None:
+        """Raises UnsupportedSchemaError if a subschema is of another draft than the document."""
+        is_other = schema.get("$schema", self._dialect) != self._dialect
+        if is_other and schema is not self._root and self._is_resource(schema):
+            raise UnsupportedSchemaError("a subschema of another draft")
+
+    def resolve(self, reference: Any, place: str, *, is_dynamic: bool = False) -> Subschema:
+        """The subschema that a reference at a place points to.
 
         Raises UnsupportedSchemaError: it points to another document, or to nothing; or it is
             dynamic, and where it points to depends on where it was reached from.
         """
         if not isinstance(reference, str):
             raise UnsupportedSchemaError(f"$ref to another document: {reference!r}")
+        if not self._resources:
+            self._find_names()
         uri, _, fragment = reference.partition("#")
+        resource = self._resource_of(place)
         if uri:
             found = self._by_uri.get(urldefrag(_joined(resource.uri, uri)).url)
             if found is None:
@@ -93,7 +86,7 @@ class References:
             resource = found
         fragment = unquote(fragment)
         if not fragment or fragment.startswith("/"):
-            return self._pointed_to(resource, fragment, reference)
+            return _pointed_to(resource, fragment, reference)
         target = self._anchors.get((resource.uri, fragment))
         if target is None:
             raise UnsupportedSchemaError(f"$ref to nothing: {reference!r}")
@@ -102,44 +95,29 @@ class References:
             raise UnsupportedSchemaError("$dynamicRef with several targets")
         return target
 
-    def _pointed_to(self, resource: Resource, pointer: str, reference: str) -> Subschema:
-        target, place = resource.schema, resource.place
-        for part in pointer.split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            try:
-                target = target[int(part)] if isinstance(target, list) else target[part]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise UnsupportedSchemaError(f"$ref to nothing: {reference!r}") from None
-            place = f"{place}/{escaped(part)}"
-            resource = self.resources.get(place, resource)
-        if not isinstance(target, dict | bool):
-            raise UnsupportedSchemaError(f"$ref to something that is not a schema: {reference!r}")
-        return Subschema(target, place, resource)
-
-    def _has_names(self, text: str) -> bool:
-        """Whether a part of the document, other than its root, may have an `$id` or an anchor. Most
-        have none, and a search in the text takes a hundredth of the time of a pass over them."""
-        if _ESCAPED_LETTER.search(text):
-            return True
-        own = self._root.get(self._id) if isinstance(self._root, dict) else None
-        is_named = isinstance(own, str) and not own.startswith("#")
-        names = (self._id, "$anchor", "$dynamicAnchor")
-        return sum([text.count(f'"{name}"') for name in names]) > is_named
+    def _resource_of(self, place: str) -> _Resource:
+        """The innermost resource that contains a place."""
+        while place not in self._resources:
+            place = place.rpartition("/")[0]
+        return self._resources[place]
 
     def _find_names(self) -> None:
         """One pass over the subschemas of the document."""
-        stack: list[tuple[Any, str, Resource]] = [(self._root, "#", self.document)]
+        self._add_resource(_Resource("", self._root, "#"))
+        if isinstance(self._root, dict) and isinstance(self._root.get(self._id), str):
+            self._add_resource(self._named("", self._root, "#"))
+        stack = [(self._root, "#", self._resources["#"])]
         while stack:
             node, place, resource = stack.pop()
             if isinstance(node, list):
                 stack += [(one, f"{place}/{i}", resource) for i, one in enumerate(node)]
             if not isinstance(node, dict):
                 continue
+            self.check_draft(node)
             if node is not self._root and self._is_resource(node):
-                if node.get("$schema", self._dialect) != self._dialect:
-                    raise UnsupportedSchemaError("a subschema of another draft")
-                resource = self.resources[place] = self._resource(node, resource.uri, place)
-            self._find_anchors(Subschema(node, place, resource))
+                resource = self._named(resource.uri, node, place)
+                self._add_resource(resource)
+            self._find_anchors(Subschema(node, place), resource)
             for name, inner in node.items():
                 at = f"{place}/{escaped(name)}"
                 if name in _MAPS and isinstance(inner, dict):
@@ -147,12 +125,14 @@ class References:
                 elif name in _SUBSCHEMAS:
                     stack.append((inner, at, resource))
 
-    def _resource(self, node: dict[str, Any], base: str, place: str) -> Resource:
-        resource = Resource(urldefrag(_joined(base, node[self._id])).url, node, place)
-        self._by_uri.setdefault(resource.uri, resource)
-        return resource
+    def _named(self, base: str, node: dict[str, Any], place: str) -> _Resource:
+        return _Resource(urldefrag(_joined(base, node[self._id])).url, node, place)
 
-    def _find_anchors(self, target: Subschema) -> None:
+    def _add_resource(self, resource: _Resource) -> None:
+        self._resources[resource.place] = resource
+        self._by_uri.setdefault(resource.uri, resource)
+
+    def _find_anchors(self, target: Subschema, resource: _Resource) -> None:
         node = target.schema
         old = node.get(self._id)
         names = [node.get("$anchor"), dynamic := node.get("$dynamicAnchor")]
@@ -160,7 +140,7 @@ class References:
             names.append(old[1:])
         for name in names:
             if isinstance(name, str):
-                self._anchors.setdefault((target.resource.uri, name), target)
+                self._anchors.setdefault((resource.uri, name), target)
         if isinstance(dynamic, str):
             self._dynamic[dynamic] = self._dynamic.get(dynamic, 0) + 1
 
@@ -169,6 +149,20 @@ class References:
         if not isinstance(name, str) or name.startswith("#") or not name:
             return False
         return self.draft > 7 or "$ref" not in node
+
+
+def _pointed_to(resource: _Resource, pointer: str, reference: str) -> Subschema:
+    target, place = resource.schema, resource.place
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        try:
+            target = target[int(part)] if isinstance(target, list) else target[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise UnsupportedSchemaError(f"$ref to nothing: {reference!r}") from None
+        place = f"{place}/{escaped(part)}"
+    if not isinstance(target, dict | bool):
+        raise UnsupportedSchemaError(f"$ref to something that is not a schema: {reference!r}")
+    return Subschema(target, place)
 
 
 def escaped(name: Any) -> str:

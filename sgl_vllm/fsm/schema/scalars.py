@@ -11,24 +11,22 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.json_string import COUNTED_STRING, NAME_STRING, STRING, JsonString, dfa_of_length
-from sgl_vllm.fsm.multiples import multiples
 from sgl_vllm.fsm.names import Names
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.context import Context, of_dfa, spelled, string
 from sgl_vllm.fsm.schema.formats import format_dfa
 from sgl_vllm.fsm.schema.keywords import decimal
 from sgl_vllm.fsm.schema.nodes import Node
-from sgl_vllm.fsm.schema.value_sets import ATOMS, Bound, Numbers, Strings, Text, ValueSet
+from sgl_vllm.fsm.schema.value_sets import ATOMS, Numbers, Strings, Text, ValueSet
 from sgl_vllm.fsm.schema.workspace import Workspace
 
 _MAX_LENGTH_WITH_PATTERN = 1_100
-_ANY_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
 
 
 def any_text() -> ByteDfa:
     """All strings of characters that patterns know (`characters.ANY`), each in one spelling, that
     of `NAME_STRING`."""
-    return of_pattern(_ANY_TEXT)
+    return of_pattern(f'"{NAME_STRING.pattern}')
 
 
 def listed_scalars(context: Context, values: ValueSet) -> list[Any]:
@@ -136,9 +134,9 @@ def _number_dfa(context: Context, found: Numbers) -> ByteDfa:
         if found.is_integer is False:
             dfa = common(dfa, integers, minus=True)
         for one in found.multiples:
-            dfa = common(dfa, multiples(one))
+            dfa = common(dfa, numbers.multiples(one))
         for one in found.no_multiples:
-            dfa = common(dfa, multiples(one), minus=True)
+            dfa = common(dfa, numbers.multiples(one), minus=True)
         for value in found.excluded:
             dfa = common(dfa, numbers.exactly(decimal(value)), minus=True)
         return dfa
@@ -150,22 +148,12 @@ def _number_dfa(context: Context, found: Numbers) -> ByteDfa:
 
 def _within(found: Numbers, integers: ByteDfa) -> ByteDfa:
     low, high = found.low, found.high
-    if low is None and high is None:
-        return integers if found.is_integer else of_pattern(numbers.DECIMAL)
-    if found.is_integer:
-        first = low and _integer_within(low, up=True)
-        return numbers.integers(first, high and _integer_within(high, up=False))
-    return numbers.decimals(
+    if low is None and high is None and found.is_integer:
+        return integers
+    return numbers.within(
         low and low.value,
         high and high.value,
-        low is not None and low.is_strict,
-        high is not None and high.is_strict,
+        above_low=low is not None and low.is_strict,
+        below_high=high is not None and high.is_strict,
+        are_integers=bool(found.is_integer),
     )
-
-
-def _integer_within(bound: Bound, *, up: bool) -> int:
-    """The first integer within a bound, looking up or down from it."""
-    whole = int(bound.value.to_integral_value("ROUND_CEILING" if up else "ROUND_FLOOR"))
-    if bound.is_strict and whole == bound.value:
-        whole += 1 if up else -1
-    return whole

@@ -310,8 +310,10 @@ def listed(values: Iterable[Any], *, place: str | None = None) -> ValueSet:
         elif isinstance(value, list):
             items = ItemRule(tuple([listed([item]) for item in value]))
             arrays.append(Arrays(len(value), len(value), (items,)))
-        else:
+        elif isinstance(value, int | float):
             numbers[value] = None
+        else:
+            raise UnsupportedSchemaError("a value that JSON does not have")
     return ValueSet(
         tuple(objects),
         tuple(arrays),

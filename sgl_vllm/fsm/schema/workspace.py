@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from time import thread_time
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, of_texts
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.nfa import dfa_of
 from sgl_vllm.fsm.regex import json_string_search
+from sgl_vllm.fsm.syntax import Choice, Text
 
 MAX_WORK = 400_000
 """Keywords, members, values and intersections: intersections of alternatives multiply."""
@@ -66,12 +68,12 @@ class Workspace:
         return known
 
     def texts(self, texts: Iterable[bytes]) -> ByteDfa:
-        """As `of_texts`; the same automaton for the same texts."""
+        """The automaton of some texts; the same one for the same texts."""
         key = tuple(sorted({*texts}))
         known = self._texts.get(key)
         if known is None:
             self.spend(len(key))
-            known = self._texts[key] = self._made(of_texts(key))
+            known = self._texts[key] = self._made(dfa_of(Choice(tuple(map(Text, key)))))
         return known
 
     def pattern(self, pattern: str) -> ByteDfa:

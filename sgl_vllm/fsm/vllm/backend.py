@@ -22,6 +22,7 @@ from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from vllm.config import VllmConfig
@@ -63,6 +64,9 @@ UNSUPPORTED = (
     UnsupportedSchemaError,
 )
 """What a format raises that is left to vLLM's backends."""
+
+Key: TypeAlias = tuple[StructuredOutputOptions, str]
+"""A format: its kind and its specification."""
 
 
 @dataclass
@@ -133,7 +137,6 @@ class SglBackend(StructuredOutputBackend):
             parsed=self._parsed,
         )
         self._use_automata = use_automata
-        self._preferred_stock = stock
         self._counters = BackendCounters()
         self._guard = Guard(
             "structured output by automata", "this format goes to vLLM's own backends", logger
@@ -167,13 +170,12 @@ class SglBackend(StructuredOutputBackend):
             raise ValueError(too_long(FORMATS[request_type].title, len(grammar_spec)))
         # Made here, because that takes long and must not count for the limits.
         resources = self.resources_of(request_type)
-        if self._use_automata:
-            known = self._cache.get((request_type, grammar_spec))
-            if known is not None:
-                self._counters.ours_cached += 1
-                return self._grammar((request_type, grammar_spec), known, resources, stop_token_ids)
+        key = request_type, grammar_spec
+        known = self._known(key, resources, stop_token_ids)
+        if known is not None:
+            return known
         try:
-            return self._compile_once(request_type, grammar_spec, resources, stop_token_ids)
+            return self._compile_once(key, resources, stop_token_ids)
         except Exception:
             self._counters.refused += 1
             raise
@@ -248,33 +250,35 @@ class SglBackend(StructuredOutputBackend):
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _known(
+        self, key: Key, resources: TokenizerResources, stops: set[int] | None
+    ) -> SglGrammar | None:
+        """A grammar of a format that is in the cache; None for others."""
+        automaton = self._cache.get(key) if self._use_automata else None
+        if automaton is None:
+            return None
+        self._counters.ours_cached += 1
+        return self._grammar(key, automaton, resources, stops)
+
     def _grammar(
-        self,
-        key: tuple[StructuredOutputOptions, str],
-        automaton: Automaton,
-        resources: TokenizerResources,
-        stop_token_ids: set[int] | None,
+        self, key: Key, automaton: Automaton, resources: TokenizerResources, stops: set[int] | None
     ) -> SglGrammar:
-        stops = stop_token_ids or {resources.end_token}
+        stops = stops or {resources.end_token}
         return SglGrammar(resources, automaton, stops, partial(self._has_failed, key))
 
-    def _has_failed(self, key: tuple[StructuredOutputOptions, str], error: Exception) -> None:
+    def _has_failed(self, key: Key, error: Exception) -> None:
         """A running grammar has failed with `error`, which is being handled. Later requests with
         its format get grammars of vLLM's backends."""
         if not isinstance(error, TooComplexError):
             self._guard.record(f"a running {FORMATS[key[0]].title}, whose request fails")
-        self._without_automaton.add(_digest(*key))
+        self._without_automaton.add(_digest(key))
         self._cache.remove(key)
 
     def _compile_once(
-        self,
-        request_type: StructuredOutputOptions,
-        spec: str,
-        resources: TokenizerResources,
-        stop_token_ids: set[int] | None,
+        self, key: Key, resources: TokenizerResources, stops: set[int] | None
     ) -> StructuredOutputGrammar:
         """As `_compile`. Requests whose format is being compiled wait for it, and get its error."""
-        key, digest = (request_type, spec), _digest(request_type, spec)
+        digest = _digest(key)
         with self._lock:
             others = self._being_compiled.get(key)
             is_first = others is None and key not in self._cache
@@ -283,15 +287,12 @@ class SglBackend(StructuredOutputBackend):
         if not is_first:
             if others is not None:
                 others.result()
-            known = self._cache.get(key) if self._use_automata else None
-            if known is None:
-                return self._compile(request_type, spec, digest, resources, stop_token_ids)
-            self._counters.ours_cached += 1
-            return self._grammar(key, known, resources, stop_token_ids)
+            known = self._known(key, resources, stops)
+            return known or self._compile(key, digest, resources, stops)
         is_known = digest in self._without_automaton
         started = time.monotonic()
         try:
-            grammar = self._compile(request_type, spec, digest, resources, stop_token_ids)
+            grammar = self._compile(key, digest, resources, stops)
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -306,27 +307,22 @@ class SglBackend(StructuredOutputBackend):
                     self._counters.compile_s += time.monotonic() - started
 
     def _compile(
-        self,
-        request_type: StructuredOutputOptions,
-        spec: str,
-        digest: Hashable,
-        resources: TokenizerResources,
-        stop_token_ids: set[int] | None,
+        self, key: Key, digest: Hashable, resources: TokenizerResources, stops: set[int] | None
     ) -> StructuredOutputGrammar:
-        title = FORMATS[request_type].title
+        title = FORMATS[key[0]].title
         if self._use_automata and digest not in self._without_automaton:
             automaton = None
             try:
                 with one_of_few(title):
-                    automaton = self._automaton(request_type, spec)
+                    automaton = self._automaton(key)
             except (NotCompiledError, RefusedFormatError):
                 raise
             except Exception:
                 self._guard.record(f"the compilation of a {title}")
             if automaton is not None:
-                return self._grammar((request_type, spec), automaton, resources, stop_token_ids)
+                return self._grammar(key, automaton, resources, stops)
             self._without_automaton.add(digest)
-        grammar = self._stock_backends().compile(request_type, spec, stop_token_ids)
+        grammar = self._stock_backends().compile(*key, stops)
         bitmask = self.allocate_token_bitmask(1).zero_()
         within_limits(lambda: grammar.fill_bitmask(bitmask, 0), title)
         if not bitmask.any():  # vLLM would sample token 0, and fail the request for it
@@ -346,12 +342,12 @@ class SglBackend(StructuredOutputBackend):
                     self.xgrammar,
                     self.resources,
                     self._dialect,
-                    self._preferred_stock,
                 )
         return self._stock
 
-    def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
+    def _automaton(self, key: Key) -> Automaton | None:
         """The automaton of a format; None if vLLM's backends compile it."""
+        request_type, spec = key
         try:
             compiled = FORMATS[request_type].compiled(spec, self._dialect)
             if compiled is None:
@@ -363,13 +359,13 @@ class SglBackend(StructuredOutputBackend):
             return None
         if not (automaton.start.first or automaton.start.accepting):
             return None
-        self._cache.insert((request_type, spec), automaton, len(spec), table_bytes or 0)
+        self._cache.insert(key, automaton, len(spec), table_bytes or 0)
         with self._lock:
             self._counters.ours += 1
         return automaton
 
 
-def _digest(request_type: StructuredOutputOptions, spec: str) -> Hashable:
+def _digest(key: Key) -> Hashable:
     """What a format is remembered by that may be large and has no automaton."""
-    data = spec.encode(errors="surrogatepass")
-    return request_type, hashlib.blake2b(data, digest_size=16).digest()
+    data = key[1].encode(errors="surrogatepass")
+    return key[0], hashlib.blake2b(data, digest_size=16).digest()

@@ -59,6 +59,13 @@ def one_of_few(title: str) -> Iterator[None]:
         CompilersBusyError: as `within_limits`.
     """
     _wait_for_turn(title)
+    with _turn():
+        yield
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Around a compilation in this thread, after `_wait_for_turn` in any thread."""
     started_at = time.monotonic()
     try:
         with _frequent_switches():
@@ -91,16 +98,12 @@ def within_limits(make: Callable[[], Result], title: str) -> Result:
 
     def work() -> None:
         cpu.begin()
-        started_at = time.monotonic()
         try:
-            with _frequent_switches():
+            with _turn():
                 result = make()
             made.set_result(result)
         except BaseException as error:
             made.set_exception(error)
-        finally:
-            _compiling.release()
-            release_freed_memory(time.monotonic() - started_at)
 
     threading.Thread(target=work, name="sgl-vllm-compile", daemon=True).start()
     time_limit = TimeLimit(COMPILE_TIMEOUT_S, cpu.time_s)

@@ -54,9 +54,6 @@ class StockBackends:
     xgrammar ignores what it does not know of a schema. Where a schema means what xgrammar makes of
     it, that is stock vLLM's answer; where it means what the specification says, schemas go to
     guidance, which refuses instead.
-
-    Args:
-        preferred: which is asked first, "xgrammar" or "guidance".
     """
 
     def __init__(
@@ -67,7 +64,6 @@ class StockBackends:
         xgrammar: XgrammarBackend,
         resources: TokenizerResources,
         dialect: Dialect,
-        preferred: str,
     ) -> None:
         self._make_guidance = partial(
             GuidanceBackend, config, tokenizer=tokenizer, vocab_size=vocab_size
@@ -75,7 +71,6 @@ class StockBackends:
         self._closes_objects = config.structured_outputs_config.disable_additional_properties
         self._xgrammar = xgrammar
         self._dialect = dialect
-        self._preferred = preferred
         self._xgrammar_sandbox = XgrammarSandbox(partial(tokenizer_info, xgrammar))
         self._guidance_sandbox = GuidanceSandbox(resources.token_bytes, resources.end_token)
         self._guidance: GuidanceBackend | None = None
@@ -101,20 +96,16 @@ class StockBackends:
                 f"a {form.title} of {len(spec):,} characters; "
                 f"at most {form.max_stock_chars:,} are allowed"
             )
-        *first, last = self._order(request_type, spec)
-        for attempt in first:
+        failure: Exception | None = None
+        for attempt in self._order(request_type, spec):
             try:
                 return attempt(request_type, spec, stop_token_ids)
             except NotCompiledError:
                 raise
-            except Exception as error:
-                logger.debug("compiled by the other backend: %s", quoted(str(error)))
-        try:
-            return last(request_type, spec, stop_token_ids)
-        except NotCompiledError:
-            raise
-        except Exception as error:  # xgrammar's compiler raises RuntimeError
-            raise ValueError(f"the {form.title} cannot be compiled: {error}") from error
+            except Exception as error:  # xgrammar's compiler raises RuntimeError
+                logger.debug("a backend does not compile it: %s", quoted(str(error)))
+                failure = error
+        raise ValueError(f"the {form.title} cannot be compiled: {failure}") from failure
 
     def parsed(self, call: XgrammarCall) -> ParsedGrammar | None:
         """The grammar that xgrammar makes of a call's argument; None if it makes none.
@@ -130,7 +121,7 @@ class StockBackends:
     def _order(self, request_type: StructuredOutputOptions, spec: str) -> list[Compile]:
         is_json = request_type == StructuredOutputOptions.JSON
         is_for_guidance = is_json and (self._dialect.by_spec or _xgrammar_lacks(spec))
-        if is_for_guidance or self._preferred == "guidance":
+        if is_for_guidance or self._dialect.prefers_guidance:
             return [self._by_guidance]
         return [self._by_xgrammar, self._by_guidance]
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.fsm.numbers import INTEGER, MAX_DIGITS, decimals, integers
+from sgl_vllm.fsm.byte_dfa import ByteDfa
+from sgl_vllm.fsm.numbers import INTEGER, MAX_DIGITS, within
 from tests.effort import examples
 
 few_digits = st.integers(-1100, 1100)
@@ -27,16 +28,16 @@ def test_whole_numbers_are_within_their_bounds(low, high, data):
         numbers = [low - 1, low, low + 1]
     else:
         numbers = data.draw(st.lists(near(low) | near(high), min_size=8))
-    dfa = attempt(lambda: integers(low, high))
+    dfa = integers(low, high)
     for number in numbers:
-        within = (low is None or number >= low) and (high is None or number <= high)
-        assert (dfa is not None and dfa.accepts(str(number).encode())) == within, number
+        is_within = (low is None or number >= low) and (high is None or number <= high)
+        assert dfa.accepts(str(number).encode()) == is_within, number
 
 
 @settings(deadline=None, max_examples=examples(50))
 @given(st.none() | bounds, st.none() | bounds, st.booleans(), st.booleans(), st.data())
 def test_decimals_are_within_their_bounds(low, high, above, below, data):
-    dfa = attempt(lambda: decimals(low, high, above, below))
+    dfa = within(low, high, above_low=above, below_high=below)
     centres = [b for b in (low, high) if b is not None]
     close = st.builds(
         lambda b, n, e, zeros: f"{b + Decimal(n).scaleb(-e):f}" + zeros,
@@ -51,24 +52,20 @@ def test_decimals_are_within_their_bounds(low, high, above, below, data):
         number = Decimal(text)
         if number == 0 and text.startswith("-"):
             continue  # whether minus zero is offered does not matter
-        within = (low is None or number > low or (number == low and not above)) and (
+        is_within = (low is None or number > low or (number == low and not above)) and (
             high is None or number < high or (number == high and not below)
         )
-        assert (dfa is not None and dfa.accepts(text.encode())) == within, text
+        assert dfa.accepts(text.encode()) == is_within, text
 
 
-def attempt(make):
-    """None for the automaton of no number."""
-    try:
-        return make()
-    except ValueError as error:
-        assert "nothing matches" in str(error)
-        return None
+def integers(low: int | None, high: int | None) -> ByteDfa:
+    bounds = [None if bound is None else Decimal(bound) for bound in (low, high)]
+    return within(*bounds, are_integers=True)
 
 
 def test_minus_zero_is_never_taken_for_less_than_zero():
     assert not integers(None, -1).accepts(b"-0")
-    assert not decimals(None, Decimal(0), False, True).accepts(b"-0.0")
+    assert not within(None, Decimal(0), below_high=True).accepts(b"-0.0")
 
 
 def test_bounds_of_very_many_digits_are_refused():
@@ -77,4 +74,4 @@ def test_bounds_of_very_many_digits_are_refused():
             integers(bound, None)
     for text in ("1e308", "1e-300", "5e-324"):
         with pytest.raises(ValueError, match="digits"):
-            decimals(Decimal(text), None, False, False)
+            within(Decimal(text), None)

@@ -285,7 +285,9 @@ def test_formats(form, legal, illegal):
         {"type": "array", "minItems": 2, "uniqueItems": True, "items": {"const": 1}},
         {"$recursiveRef": "#"},
         {"prefixItems": [True], "$schema": "http://json-schema.org/draft-07/schema#"},
-        {"$defs": {"a": {"$id": "http://a.example/", "$schema": "http://b.example/"}}},
+        {"items": {"$id": "http://a.example/", "$schema": "http://b.example/"}},
+        {"$ref": "#/$defs/a/items", "$defs": {"a": {
+            "$id": "http://a.example/", "$schema": "http://b.example/", "items": True}}},
         False,
         # values that would contain themselves
         {"$ref": "#"},

@@ -51,10 +51,6 @@ def nested(key, depth, bottom=True):
     return schema
 
 
-def text_of_depth(begin: str, end: str, depth: int) -> str:
-    return begin * depth + "true" + end * depth
-
-
 BIG = 10**6
 HOSTILE = {
     "circle": {"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}},
@@ -62,15 +58,14 @@ HOSTILE = {
     "circle with siblings": {"$ref": "#", "minLength": 1},
     "deep items": nested("items", 10_000),
     "deep allOf": nested("allOf", 10_000),
-    "deep text": text_of_depth('{"items":', "}", 100_000),
     "deep enum": {"enum": [json.loads("[" * 500 + "]" * 500)]},
     "huge minItems": {"type": "array", "minItems": 10**9},
     "many minItems": {"type": "array", "minItems": 1000, "items": {
         "type": "array", "minItems": 1000}},
     "huge minLength": {"type": "string", "minLength": 10**5},
-    "endless minLength": '{"type": "string", "minLength": 1e999}',
-    "endless bound": '{"type": "integer", "minimum": -1e999, "maximum": 1e999}',
-    "no number": '{"type": "number", "minimum": NaN}',
+    "endless minLength": {"type": "string", "minLength": float("inf")},
+    "endless bound": {"type": "integer", "minimum": -float("inf"), "maximum": float("inf")},
+    "no number": {"type": "number", "minimum": float("nan")},
     "huge bound": {"type": "integer", "maximum": 10**4000},
     "huge integer in enum": {"enum": [10**4000], "type": "integer"},
     "tiny bound": {"type": "number", "minimum": 5e-324},
@@ -92,13 +87,11 @@ HOSTILE = {
     "surrogates in a pattern": {"type": "string", "pattern": "[\ud800-\udfff]"},
     "surrogate in patternProperties": {"type": "object", "patternProperties": {"\ud800": {}}},
     "surrogate in $ref": {"$ref": "#/\ud800"},
-    "surrogate in text": '{"enum": ["\\ud800"]}',
     "names that are none": {"properties": {1: {}, None: {}}},
     "values that are none": {"enum": [b"", {1}, object()]},
     "keywords that are none": {None: 1, 1: 2, "type": "null"},
     "bad escapes in $ref": {"$ref": "#/%ff%GG/~2"},
-    "not JSON": "{",
-    "nothing": "",
+    "no schema": "{",
     "pattern of many classes": {"type": "string", "pattern": "[^a]" * 200},
 }  # fmt: skip
 
