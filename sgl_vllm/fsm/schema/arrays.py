@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Seq, literal
@@ -33,6 +33,8 @@ _MAX_COUNTED = 4
 _MAX_VALUES = 1_000
 
 State = TypeVar("State")
+_Moves: TypeAlias = Iterable[tuple[Expression, State]]
+_Test: TypeAlias = Callable[[State], bool]
 
 
 class _Items(NamedTuple):
@@ -92,10 +94,7 @@ def _compile(context: Context, items: _Items) -> Compiled | None:
 
 
 def _array(
-    context: Context,
-    start: State,
-    moves: Callable[[State], Iterable[tuple[Expression, State]]],
-    may_end: Callable[[State], bool],
+    context: Context, start: State, moves: Callable[[State], _Moves[State]], may_end: _Test[State]
 ) -> Expression:
     """The arrays of an automaton over items, made as far as a walk gets.
 
@@ -103,21 +102,31 @@ def _array(
         moves: from a state, the items that may come next, and the state after each.
         may_end: whether an array may end in a state.
     """
-    blank = context.blank
-    made: dict[State, Expression] = {}
+    rest = _Rest(context.blank, moves, may_end)
+    return Seq(literal(b"["), context.blank, rest.of(start))
 
-    def following(state: State) -> Expression:
-        """What may follow an item that leads to a state."""
-        if state not in made:
-            made[state] = Lazy(lambda: Seq(blank, rest(state, literal(b","), blank)))
-        return made[state]
 
-    def rest(state: State, *separator: Expression) -> Expression:
-        items = [Seq(item, following(after)) for item, after in moves(state)]
-        ends: list[Expression] = [literal(b"]")] if may_end(state) else []
+class _Rest(Generic[State]):
+    """What may follow in each state of such an automaton."""
+
+    def __init__(
+        self, blank: Expression, moves: Callable[[State], _Moves[State]], may_end: _Test[State]
+    ) -> None:
+        self._blank = blank
+        self._moves = moves
+        self._may_end = may_end
+        self._made: dict[State, Expression] = {}
+
+    def of(self, state: State, *separator: Expression) -> Expression:
+        items = [Seq(item, self._after_item(after)) for item, after in self._moves(state)]
+        ends: list[Expression] = [literal(b"]")] if self._may_end(state) else []
         return Alt([*ends, Seq(*separator, Alt(items))] if items else ends)
 
-    return Seq(literal(b"["), blank, rest(start))
+    def _after_item(self, state: State) -> Expression:
+        if state not in self._made:
+            separated = Lazy(self.of, state, literal(b","), self._blank)
+            self._made[state] = Seq(self._blank, separated)
+        return self._made[state]
 
 
 # -- uniqueItems

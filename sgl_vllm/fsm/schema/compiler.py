@@ -123,11 +123,10 @@ class _Compiler:
         self._open[values] = None
         options, ways = self._types(values)
         expression = self._made[values] = alternatives(options)
-        inside = self._open.pop(values)
-        is_inside = inside is not None
-        if inside is not None:
-            inside.get()  # so that it does not keep all of this
-        if [] not in ways and (is_inside or expression is not None):
+        itself = self._open.pop(values)
+        if itself is not None:
+            itself.get()  # so that it does not keep all of this
+        if [] not in ways and (itself is not None or expression is not None):
             self._ways[values] = ways
         return expression
 
