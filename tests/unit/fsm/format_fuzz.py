@@ -76,7 +76,7 @@ def vocabulary(num_tokens: int) -> Vocabulary:
 def compiled(kind: str, spec: str, by_spec: bool) -> Expression:
     match kind:
         case "json" if by_spec:
-            return compile_schema(spec)
+            return compile_schema(json.loads(spec))
         case "json":
             return compile_by("compile_json_schema", spec)
         case "regex":
