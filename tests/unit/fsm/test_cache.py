@@ -25,6 +25,16 @@ def test_the_least_recently_used_goes_first(monkeypatch):
     assert kept(cache, "abc") == "ac"
 
 
+def test_long_formats_make_room_for_each_other(monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_CHARACTERS", 100)
+    cache = AutomatonCache()
+    for name, length in ("a", 50), ("b", 40), ("c", 30), ("a", 20):
+        cache.insert(name, automaton(), num_characters=length)
+    assert kept(cache, "abc") == "abc"
+    cache.insert("d", automaton(), num_characters=1_000)
+    assert kept(cache, "abcd") == "d"
+
+
 def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
     monkeypatch.setattr(cache_module, "MAX_BYTES", 60_000)
     cache = AutomatonCache()
