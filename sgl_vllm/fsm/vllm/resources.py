@@ -58,8 +58,9 @@ class TokenizerResources:
         self.token_bytes, self.end_token = bytes_of_tokens(compiler)
         self.vocabulary = Vocabulary(self.token_bytes, max(num_tokens, len(self.token_bytes)))
         self.bitmasks = Bitmasks(self.vocabulary)
-        for body in (STRING, COUNTED_STRING, RAW_STRING):  # most formats have one of them
-            rest = JsonString.of(body)
+        strings = [JsonString.of(body) for body in (STRING, COUNTED_STRING, RAW_STRING)]
+        strings += [JsonString.of(body, low=1) for body in (COUNTED_STRING, RAW_STRING)]
+        for rest in strings:  # most formats have one of them
             self.bitmasks.of(Automaton(rest).start)
             self.bitmasks.of(Automaton(Seq(literal(b'"'), rest)).start)
         self.forced_tokenizer = ForcedTokenizer(_encoder(tokenizer), self.token_bytes)
