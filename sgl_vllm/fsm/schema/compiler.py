@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import (
-    NothingValidError,
     TooComplexError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
@@ -60,7 +59,7 @@ def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
         compiler = _Compiler(parser, workspace, any_whitespace)
         expression = compiler.value(parser.root)
         if expression is None:
-            raise NothingValidError("nothing is valid")
+            raise UnsupportedSchemaError("nothing is valid")
         compiler.check_finite()
         return CompiledFormat(expression, workspace.table_bytes)
     except RecursionError:
