@@ -99,6 +99,8 @@ class References:
 
     def _resource_of(self, place: str) -> _Resource:
         """The innermost resource that contains a place."""
+        if len(self._resources) == 1:  # as in most documents
+            return self._resources["#"]
         while place not in self._resources:
             place = place.rpartition("/")[0]
         return self._resources[place]

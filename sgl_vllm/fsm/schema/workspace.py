@@ -71,6 +71,8 @@ class Workspace:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         place = self._places.pop()
+        if error is None:
+            return
         if isinstance(error, UnsupportedPatternError | TooComplexError):
             placed = UnsupportedSchemaError(str(error))
             placed.place = place
