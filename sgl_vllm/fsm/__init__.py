@@ -4,8 +4,9 @@ Pure: nothing here imports vLLM, except the subpackage `vllm`, which puts the au
 interface. Rooms, from the bottom up:
 
     errors, tables, subsets, characters   arrays and sets
-    expressions, byte_dfa, json_string    what a compiled format is made of
-    syntax, nfa, regex, numbers           formats -> expressions
+    expressions, byte_dfa                 what a compiled format is made of
+    syntax, nfa, regex                    patterns -> automata
+    json_string, numbers, free_text       parts of formats -> automata
     schema/                               schemas, as the specification reads them
     parsed_grammar, grammar_check,        what xgrammar makes of a format -> expressions
     regular_parts, grammar_compiler

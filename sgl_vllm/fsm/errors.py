@@ -27,9 +27,5 @@ class UnsupportedSchemaError(ValueError):
     place: str | None = None
 
 
-class NothingValidError(UnsupportedSchemaError):
-    """No value is valid against the schema. If it is one of several branches, it is left out."""
-
-
 class UnsupportedGrammarError(ValueError):
     """The grammar or structural tag uses a construct that the automata do not support."""

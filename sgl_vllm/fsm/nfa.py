@@ -214,18 +214,6 @@ def dfa_of(node: Node) -> ByteDfa:
     return nfa.deterministic(end)
 
 
-def cached_dfa(key: Hashable, make: Callable[[], ByteDfa], num_characters: int) -> ByteDfa:
-    """What `make` returns; the same automaton for the same key, if it is still known.
-
-    Args:
-        num_characters: the length of the pattern that is the key.
-    """
-    known = _cache.get(key)
-    if known is not None:
-        return known
-    return _cache.kept(key, make(), num_characters)
-
-
 class _Cache:
     """Automata by key, least recently used first out. Thread-safe."""
 
@@ -234,27 +222,26 @@ class _Cache:
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable) -> ByteDfa | None:
+    def of(self, key: Hashable, make: Callable[[], ByteDfa], num_characters: int) -> ByteDfa:
+        """What `make` returns; the same automaton for the same key, if it is still known.
+
+        Args:
+            num_characters: the length of the pattern that is the key.
+        """
         with self._lock:
             known = self._automata.get(key)
-            if known is None:
-                return None
-            self._automata.move_to_end(key)
-            return known[0]
-
-    def kept(self, key: Hashable, dfa: ByteDfa, num_characters: int) -> ByteDfa:
-        """Keep an automaton, unless there is one of this key.
-
-        Returns: the one that is kept.
-        """
-        num_bytes = dfa.table_bytes + _CACHED_BYTES_PER_CHARACTER * (num_characters + 5)
+            if known is not None:
+                self._automata.move_to_end(key)
+                return known[0]
+        made = make()
+        num_bytes = made.table_bytes + _CACHED_BYTES_PER_CHARACTER * (num_characters + 5)
         with self._lock:
-            known = self._automata.setdefault(key, (dfa, num_bytes))[0]
-            if known is dfa:
+            kept, _ = self._automata.setdefault(key, (made, num_bytes))
+            if kept is made:
                 self._num_bytes += num_bytes
                 while self._num_bytes > MAX_CACHED_BYTES:
                     self._num_bytes -= self._automata.popitem(last=False)[1][1]
-        return known
+        return kept
 
 
-_cache = _Cache()
+cached_dfa = _Cache().of

@@ -54,7 +54,7 @@ def within(
         are_integers: whether only integers are meant, written without a fraction.
 
     Raises:
-        ValueError: a bound has more than `MAX_DIGITS` digits.
+        TooComplexError: a bound has more than `MAX_DIGITS` digits.
     """
     sign = "-?" if low is None or low < 0 else ""  # a bound of 0 leaves out -0, too
     found = of_pattern(f"{sign}{_UNSIGNED}" + ("" if are_integers else _FRACTION))
@@ -69,7 +69,7 @@ def exactly(number: Decimal) -> ByteDfa:
     """One number in all its spellings without an exponent.
 
     Raises:
-        ValueError: it has more than `MAX_DIGITS` digits.
+        TooComplexError: it has more than `MAX_DIGITS` digits.
     """
     return combined(of_pattern(DECIMAL), _compared(number, (0,)))
 
@@ -120,7 +120,7 @@ def _compared(bound: Decimal, orders: tuple[int, ...]) -> ByteDfa:
 
 def _digits_of(bound: Decimal) -> tuple[str, str]:
     if abs(bound.adjusted()) > MAX_DIGITS or len(bound.as_tuple().digits) > MAX_DIGITS:
-        raise ValueError(f"a bound of more than {MAX_DIGITS} digits")
+        raise TooComplexError(f"a bound of more than {MAX_DIGITS} digits")
     head, _, tail = f"{bound.copy_abs():f}".partition(".")
     return head, tail.rstrip("0")
 

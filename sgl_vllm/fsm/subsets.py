@@ -89,7 +89,10 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
                         return table[:0].copy(), accepting[:0].copy(), classes
                     end_of_set = begin[count] + num_found
                     if len(members) < end_of_set:
-                        members = _copied(members, begin[count], 2 * end_of_set)
+                        longer = np.empty(2 * end_of_set, np.int32)
+                        for m in range(begin[count]):
+                            longer[m] = members[m]
+                        members = longer
                     for m in range(num_found):
                         members[begin[count] + m] = found[m]
                     begin[count + 1] = end_of_set
@@ -228,13 +231,3 @@ def _slot(found, count, slots, members, begin, seen, search):  # type: ignore[no
             break
         slot = (slot + 1) & (len(slots) - 1)
     return slot
-
-
-@compiled
-def _copied(numbers, count, size):  # type: ignore[no-untyped-def]
-    """The first `count` numbers in an array of `size`."""
-    assert count <= min(len(numbers), size)
-    longer = np.empty(size, np.int32)
-    for i in range(count):
-        longer[i] = numbers[i]
-    return longer

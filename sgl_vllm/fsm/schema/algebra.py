@@ -132,16 +132,12 @@ class Algebra:
             return known
         if key in self._open:
             raise _CircularError("a schema that refers to itself")
-        self.workspace.descend()
         self._open.add(key)
         try:
-            known = self._known[key] = self._of(node, annotated)
-        except UnsupportedSchemaError as error:
-            error.place = error.place or node.place
-            raise
+            with self.workspace.inside(node.place):
+                known = self._known[key] = self._of(node, annotated)
         finally:
             self._open.remove(key)
-            self.workspace.depth -= 1
         return known
 
     def _of(self, node: Node, annotated: bool) -> ValueSet:

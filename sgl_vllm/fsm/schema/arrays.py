@@ -70,24 +70,21 @@ def compile_array(context: Context, arrays: Arrays) -> Compiled | None:
 
 def _compile(context: Context, items: _Items) -> Compiled | None:
     first, rest, low, high = items
-    prefix: list[Expression] = []
-    for node in first:
+    made: list[Expression] = []  # the last of them stands for all others, if there are more
+    for node in (*first, rest) if high != len(first) else first:
         expression = context.value(node)
         if expression is None:
+            high = len(made) if high is None else min(high, len(made))
             break
-        prefix.append(expression)
-    is_over = len(prefix) < len(first) or high == len(prefix)
-    other = None if is_over else context.value(rest)
-    if other is None:
-        high = len(prefix) if high is None else min(high, len(prefix))
+        made.append(expression)
     if high is not None and low > high:
         return None
-    enough = max(low, len(prefix))
+    enough = max(low, len(first))
 
     def moves(count: int) -> Iterator[tuple[Expression, int]]:
-        item = prefix[count] if count < len(prefix) else other
-        if item is not None and (high is None or count < high):
-            yield item, count + 1 if high is not None else min(count + 1, enough)
+        if high is None or count < high:
+            following = count + 1 if high is not None else min(count + 1, enough)
+            yield made[min(count, len(made) - 1)], following
 
     needed = [*first[:low], *([rest] if low > len(first) else [])]
     return Compiled(_array(context, 0, moves, lambda count: count >= low), [needed])

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import (
-    NothingValidError,
-    TooComplexError,
-    UnsupportedPatternError,
     UnsupportedSchemaError,
 )
 from sgl_vllm.fsm.expressions import NEVER, Expression, Lazy, Literals
@@ -60,7 +57,7 @@ def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
         compiler = _Compiler(parser, workspace, any_whitespace)
         expression = compiler.value(parser.root)
         if expression is None:
-            raise NothingValidError("nothing is valid")
+            raise UnsupportedSchemaError("nothing is valid")
         compiler.check_finite()
         compiler.close()
         return CompiledFormat(expression, workspace.table_bytes)
@@ -92,21 +89,11 @@ class _Compiler:
         """The values that are valid against a node; None if there are none."""
         if isinstance(node, ValueSet) and node in self._made:
             return self._made[node]
-        self._workspace.descend()
-        try:
+        with self._workspace.inside(node.place):
             if isinstance(node, Reference):
                 return self.value(self._algebra.follow(node))
             values = self._algebra.of(node)
             return self._made[values] if values in self._made else self._compile(values)
-        except UnsupportedSchemaError as error:
-            error.place = error.place or node.place
-            raise
-        except (UnsupportedPatternError, TooComplexError) as error:
-            placed = UnsupportedSchemaError(str(error))
-            placed.place = node.place
-            raise placed from None
-        finally:
-            self._workspace.depth -= 1
 
     def _compile(self, values: ValueSet) -> Expression | None:
         if values in self._open:

@@ -75,13 +75,10 @@ class Parser:
         """
         known = self._targets.get(reference)
         if known is None:
-            try:
+            with self._workspace.inside(reference.place):
                 at = self._references.resolve(
                     reference.text, reference.place or "#", is_dynamic=reference.is_dynamic
                 )
-            except UnsupportedSchemaError as error:
-                error.place = reference.place
-                raise
             known = self._parsed.get(at.place) or self._node(at.schema, at.place)
             self._targets[reference] = known
         return known
@@ -92,15 +89,10 @@ class Parser:
         names = self._known.intersection(schema) if isinstance(schema, dict) else frozenset()
         if len(names) == 1 and isinstance(name := schema.get("type"), str) and name in _PLAIN:
             return _PLAIN[name]
-        self._workspace.descend()
-        try:
+        with self._workspace.inside(place):
             if not isinstance(schema, dict):
                 raise UnsupportedSchemaError(f"a schema cannot be a {type(schema).__name__}")
             node = self._parse(Subschema(schema, place), names)
-        except UnsupportedSchemaError as error:
-            error.place = error.place or place
-            raise
-        self._workspace.depth -= 1
         self._parsed[place] = node
         return node
 

@@ -23,8 +23,10 @@ _MAPS = frozenset(
 )
 """Keywords whose values hold subschemas by name."""
 
-_SUBSCHEMAS = CONSTRAINTS - _MAPS - {"const", "enum"}
+_SUBSCHEMAS = CONSTRAINTS - _MAPS - {"const", "enum", "type", "required"}
 """Keywords whose values may be a subschema, or a list of them."""
+
+_NAMES = frozenset({"$schema", "id", "$id", "$anchor", "$dynamicAnchor"})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,6 +99,8 @@ class References:
 
     def _resource_of(self, place: str) -> _Resource:
         """The innermost resource that contains a place."""
+        if len(self._resources) == 1:  # as in most documents
+            return self._resources["#"]
         while place not in self._resources:
             place = place.rpartition("/")[0]
         return self._resources[place]
@@ -113,17 +117,20 @@ class References:
                 stack += [(one, f"{place}/{i}", resource) for i, one in enumerate(node)]
             if not isinstance(node, dict):
                 continue
-            self.check_draft(node)
-            if node is not self._root and self._is_resource(node):
-                resource = self._named(resource.uri, node, place)
-                self._add_resource(resource)
-            self._find_anchors(Subschema(node, place), resource)
+            if not _NAMES.isdisjoint(node):
+                self.check_draft(node)
+                if node is not self._root and self._is_resource(node):
+                    resource = self._named(resource.uri, node, place)
+                    self._add_resource(resource)
+                self._find_anchors(Subschema(node, place), resource)
             for name, inner in node.items():
-                at = f"{place}/{escaped(name)}"
-                if name in _MAPS and isinstance(inner, dict):
-                    stack += [(one, f"{at}/{escaped(n)}", resource) for n, one in inner.items()]
-                elif name in _SUBSCHEMAS:
+                if not isinstance(inner, dict | list):
+                    continue
+                at = f"{place}/{name}"
+                if name in _SUBSCHEMAS:
                     stack.append((inner, at, resource))
+                elif name in _MAPS and isinstance(inner, dict):
+                    stack += [(one, f"{at}/{escaped(n)}", resource) for n, one in inner.items()]
 
     def _named(self, base: str, node: dict[str, Any], place: str) -> _Resource:
         return _Resource(urldefrag(_joined(base, node[self._id])).url, node, place)

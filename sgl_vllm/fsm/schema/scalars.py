@@ -129,21 +129,16 @@ def _number_dfa(context: Context, found: Numbers) -> ByteDfa:
     """The numbers of a set, without an exponent. 1.0 is an integer from draft 6 on."""
     common = context.workspace.common
     integers = of_pattern(numbers.WHOLE if context.algebra.draft >= 6 else numbers.INTEGER)
-    try:
-        dfa = _within(found, integers)
-        if found.is_integer is False:
-            dfa = common(dfa, integers, minus=True)
-        for one in found.multiples:
-            dfa = common(dfa, numbers.multiples(one))
-        for one in found.no_multiples:
-            dfa = common(dfa, numbers.multiples(one), minus=True)
-        for value in found.excluded:
-            dfa = common(dfa, numbers.exactly(decimal(value)), minus=True)
-        return dfa
-    except UnsupportedSchemaError:
-        raise
-    except ValueError as error:
-        raise UnsupportedSchemaError(str(error)) from None
+    dfa = _within(found, integers)
+    if found.is_integer is False:
+        dfa = common(dfa, integers, minus=True)
+    for one in found.multiples:
+        dfa = common(dfa, numbers.multiples(one))
+    for one in found.no_multiples:
+        dfa = common(dfa, numbers.multiples(one), minus=True)
+    for value in found.excluded:
+        dfa = common(dfa, numbers.exactly(decimal(value)), minus=True)
+    return dfa
 
 
 def _within(found: Numbers, integers: ByteDfa) -> ByteDfa:

@@ -10,7 +10,11 @@ from collections.abc import Iterable
 from time import thread_time
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.errors import (
+    TooComplexError,
+    UnsupportedPatternError,
+    UnsupportedSchemaError,
+)
 from sgl_vllm.fsm.nfa import dfa_of
 from sgl_vllm.fsm.regex import json_string_search
 from sgl_vllm.fsm.syntax import Choice, Text
@@ -33,13 +37,12 @@ class Workspace:
     """The budgets of one compilation.
 
     Attributes:
-        depth: how deeply nested the current subschema is.
         table_bytes: what the tables of its automata take.
     """
 
     def __init__(self) -> None:
         self.table_bytes = 0
-        self.depth = 0
+        self._places: list[str | None] = []
         self._work = 0
         self._until_s = thread_time() + MAX_S
         self._counted: set[ByteDfa] = set()
@@ -52,11 +55,30 @@ class Workspace:
         if self._work > MAX_WORK:
             raise UnsupportedSchemaError("the schema and its conjunctions are too large")
 
-    def descend(self) -> None:
-        """One level deeper; the caller subtracts it from `depth` again."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
+    def inside(self, place: str | None) -> Workspace:
+        """`with` it, work on the subschema at a place, which is inside the current one.
+
+        Raises UnsupportedSchemaError: it is nested too deeply; or there is an error below, which
+            gets the innermost place that is known.
+        """
+        if len(self._places) == MAX_DEPTH:
             raise UnsupportedSchemaError("the schema is nested too deeply")
+        self._places.append(place)
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        place = self._places.pop()
+        if error is None:
+            return
+        if isinstance(error, UnsupportedPatternError | TooComplexError):
+            placed = UnsupportedSchemaError(str(error))
+            placed.place = place
+            raise placed from None
+        if isinstance(error, UnsupportedSchemaError):
+            error.place = error.place or place
 
     def common(self, a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
         """As `combined`; the same automaton for the same two."""
