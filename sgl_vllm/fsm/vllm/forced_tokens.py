@@ -1,13 +1,10 @@
-"""The tokens that a request's grammar forces, whichever backend made the grammar.
+"""The tokens that a request's grammar forces.
 
-Owns the questions to vLLM's live grammars, ours and those of vLLM's own backends, about what must
-come next. Does not own the grammars (`grammar.py`), nor how text becomes tokens
-(`fsm/forced_tokenizer.py`).
+Owns the questions to live grammars, ours and guidance's, about what must come next. Does not own the
+grammars (`grammar.py`), nor how text becomes tokens (`fsm/forced_tokenizer.py`).
 """
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import torch
@@ -16,14 +13,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_types import (
     StructuredOutputGrammar,
-    StructuredOutputOptions,
 )
-from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
-from xgrammar import GrammarMatcher
 
 from sgl_vllm.fsm.masks import only_bit
 from sgl_vllm.fsm.vllm.backend import SglBackend
-from sgl_vllm.fsm.vllm.formats import FORMATS
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
@@ -31,20 +24,13 @@ from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 MAX_FORCED_CHARS = 4_096
 """Longer forced text enters in several jumps: tokenizing it at once would hold up the engine."""
 
-MAX_FORCED_BYTES_OF_XGRAMMAR = 256
-"""Where xgrammar might force endless text, it is asked for one byte after the other, and for at
-most this many at a time. Each costs some 10 us, and 200 us where most of the vocabulary is legal.
-"""
-
-MAX_RUN_BYTES = 64 << 10
-"""Where no run can be longer, xgrammar is asked for the whole run: 1 us, and 0.1 us for a byte."""
-
 
 class ForcedTokens:
     """The tokens that the grammar of a request forces.
 
-    A call costs some microseconds, and more only if tokens are forced, or for the grammars of
-    xgrammar that might force endless text (`MAX_FORCED_BYTES_OF_XGRAMMAR`).
+    A call costs some microseconds, and more only if tokens are forced. The grammars of xgrammar are
+    not asked: few formats have one, and some of these force endless text, which it has no limit
+    for.
     """
 
     def __init__(self, manager: StructuredOutputManager) -> None:
@@ -62,10 +48,11 @@ class ForcedTokens:
             return []
         if isinstance(grammar, SglGrammar):
             return self._take_from_ours(grammar, request)
-        assert request.structured_output_request is not None
-        return self._take_from_stock(
-            grammar, request, backend, *request.structured_output_request.structured_output_key
-        )
+        if isinstance(grammar, GuidanceGrammar):
+            assert request.structured_output_request is not None
+            kind, _ = request.structured_output_request.structured_output_key
+            return self._take_from_guidance(grammar, request, backend.resources_of(kind))
+        return []
 
     @staticmethod
     def _take_from_ours(grammar: SglGrammar, request: Request) -> list[int]:
@@ -88,36 +75,21 @@ class ForcedTokens:
         grammar.accept_tokens(request.request_id, [end])
         return [*tokens, end]
 
-    def _take_from_stock(
-        self,
-        grammar: StructuredOutputGrammar,
-        request: Request,
-        backend: SglBackend,
-        request_type: StructuredOutputOptions,
-        spec: str,
+    def _take_from_guidance(
+        self, grammar: GuidanceGrammar, request: Request, resources: TokenizerResources
     ) -> list[int]:
         """The same for a grammar that reports forced text only, and tokens through its bitmask."""
-        if isinstance(grammar, XgrammarGrammar):
-            if has_short_runs(request_type, spec):
-                text = _run_of_xgrammar(grammar.matcher)
-            else:
-                masks = self._masks_of(backend.resources_of(request_type))
-                text, _ = _whole_characters(_bytes_of_xgrammar(grammar.matcher, masks))
-            is_complete = grammar.matcher.is_completed()
-        elif isinstance(grammar, GuidanceGrammar):
-            text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
-            is_complete = grammar.ll_matcher.is_accepting()
-        else:
-            return []
-        if not text and not is_complete:
+        text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
+        if not text and not grammar.ll_matcher.is_accepting():
             return []
         text = text[:MAX_FORCED_CHARS]
-        resources = backend.resources_of(request_type)
         masks, tokens = self._masks_of(resources), list[int]()
         if text:
             spelled = resources.forced_tokenizer.run(request._all_token_ids, text)
             tokens = list(spelled.tokens)
-            if not tokens or not _accept(grammar, request, tokens):
+            if not tokens or grammar.validate_tokens(tokens) != tokens:
+                return []
+            if not grammar.accept_tokens(request.request_id, tokens):
                 return []
         try:
             grammar.fill_bitmask(masks.bitmask, 0)
@@ -163,26 +135,6 @@ def live_grammar(
     return grammar
 
 
-def _accept(grammar: StructuredOutputGrammar, request: Request, tokens: list[int]) -> bool:
-    """Advance `grammar` by `tokens`, which spell legal text. False, and no change, if one of them
-    ends the text."""
-    if not isinstance(grammar, XgrammarGrammar):
-        if grammar.validate_tokens(tokens) != tokens:
-            return False
-        return grammar.accept_tokens(request.request_id, tokens)
-    # xgrammar validates by accepting, some 30 us for a token: do it once.
-    params = request.sampling_params
-    if params is not None and not params.all_stop_token_ids.isdisjoint(tokens):
-        return False
-    num_before = grammar.num_processed_tokens
-    grammar.accept_tokens(request.request_id, tokens)
-    num_accepted = grammar.num_processed_tokens - num_before
-    if num_accepted < len(tokens):
-        grammar.rollback(num_accepted)
-        return False
-    return True
-
-
 class _MaskReader:
     """Reads what one bitmask leaves open, for grammars that offer nothing but their bitmasks."""
 
@@ -207,65 +159,6 @@ class _MaskReader:
         flags = np.zeros(256, np.uint8)
         flags[self._bytes] = is_legal
         return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
-
-    def only_first_byte(self) -> int | None:
-        """The byte with which all legal tokens begin.
-
-        None if they differ, if there are none, or if a legal token is not text. Costs a few passes
-        over the bitmask.
-        """
-        legal, pieces = self._legal, self._vocabulary.token_bytes
-        numbers = legal.nonzero()[0]
-        if not len(numbers):
-            return None
-        number = int(numbers[0])
-        token = number * 32 + (int(legal[number]) & -int(legal[number])).bit_length() - 1
-        piece = pieces[token] if token < len(pieces) else b""
-        if not piece:
-            return None
-        byte = piece[0]
-        if byte not in self._not_beginning_with:
-            ids = self._vocabulary.tokens_beginning_with(byte)
-            self._not_beginning_with[byte] = ~self._vocabulary.words_of(ids)
-        return None if (legal & self._not_beginning_with[byte]).any() else byte
-
-
-def has_short_runs(request_type: StructuredOutputOptions, spec: str) -> bool:
-    """Whether a format cannot force more than `MAX_RUN_BYTES` at a time."""
-    return len(spec) <= MAX_RUN_BYTES and _has_short_runs(request_type, spec)
-
-
-@functools.lru_cache(maxsize=128)
-def _has_short_runs(request_type: StructuredOutputOptions, spec: str) -> bool:
-    try:
-        longest = FORMATS[request_type].longest_run(spec)
-    except (ValueError, RecursionError):  # vLLM's backends read it, so it may still be a format
-        return False
-    return longest is not None and longest <= MAX_RUN_BYTES
-
-
-def _run_of_xgrammar(matcher: GrammarMatcher) -> str:
-    """The forced text. xgrammar has no limit for it: see `has_short_runs`."""
-    try:
-        run: str = matcher.find_jump_forward_string()
-        return run
-    except UnicodeDecodeError as error:  # it ends inside a character
-        return _whole_characters(error.object)[0]
-
-
-def _bytes_of_xgrammar(matcher: GrammarMatcher, masks: _MaskReader) -> bytes:
-    """The forced bytes, found one at a time, as a short grammar can force gigabytes, such as
-    `root ::= "a" root`."""
-    run = bytearray()
-    while len(run) < MAX_FORCED_BYTES_OF_XGRAMMAR and not matcher.is_completed():
-        matcher.fill_next_token_bitmask(masks.bitmask)
-        byte = masks.only_first_byte()
-        if byte is None or not matcher.accept_string(bytes([byte])):
-            break
-        run.append(byte)
-    if run:
-        matcher.rollback(len(run))
-    return bytes(run)
 
 
 def _whole_characters(data: bytes) -> tuple[str, bytes]:

@@ -21,7 +21,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
-from sgl_vllm.fsm import regex, run_bound
+from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Literals
@@ -78,15 +78,12 @@ class Format:
         compiled: compiles a specification of this kind; None if it is left to vLLM's backends. May
             raise any error of `sgl_vllm.fsm.errors`.
         xgrammar_calls: what vLLM's xgrammar backend calls to compile it.
-        longest_run: how many bytes a specification of this kind can force at a time; None if there
-            may be no limit.
         max_stock_chars: the longest specification that vLLM's backends are given.
     """
 
     title: str
     compiled: Callable[[str, Dialect], CompiledFormat | None]
     xgrammar_calls: Callable[[str, Dialect], list[XgrammarCall]]
-    longest_run: Callable[[str], int | None]
     max_stock_chars: int = MAX_SPEC_CHARS
 
 
@@ -189,33 +186,23 @@ def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 _ANY_OBJECT = '{"type": "object"}'
 
 FORMATS: dict[StructuredOutputOptions, Format] = {
-    StructuredOutputOptions.JSON: Format(
-        "JSON schema", _compiled_json, _json_calls, run_bound.of_json
-    ),
+    StructuredOutputOptions.JSON: Format("JSON schema", _compiled_json, _json_calls),
     StructuredOutputOptions.JSON_OBJECT: Format(
         "JSON object",
         lambda spec, dialect: _compiled_json(_ANY_OBJECT, dialect),
         lambda spec, dialect: _json_calls(_ANY_OBJECT, dialect),
-        lambda spec: len("false"),
     ),
     StructuredOutputOptions.REGEX: Format(
         "regex",
         _compiled_regex,
         lambda spec, dialect: [("compile_regex", spec, {})],
-        run_bound.of_regex,
     ),
-    StructuredOutputOptions.CHOICE: Format(
-        "choice", _compiled_choice, _grammar_calls, lambda spec: None
-    ),
+    StructuredOutputOptions.CHOICE: Format("choice", _compiled_choice, _grammar_calls),
     StructuredOutputOptions.GRAMMAR: Format(
-        "grammar",
-        _compiled_grammar,
-        _grammar_calls,
-        lambda spec: None,
-        MAX_STOCK_GRAMMAR_CHARS,
+        "grammar", _compiled_grammar, _grammar_calls, MAX_STOCK_GRAMMAR_CHARS
     ),
     StructuredOutputOptions.STRUCTURAL_TAG: Format(
-        "structural tag", _compiled_structural_tag, _structural_tag_calls, run_bound.of_json
+        "structural tag", _compiled_structural_tag, _structural_tag_calls
     ),
 }
 
