@@ -1,7 +1,7 @@
 """The tokens that a request's grammar forces.
 
-Owns the questions to live grammars, ours and guidance's, about what must come next. Does not own the
-grammars (`grammar.py`), nor how text becomes tokens (`fsm/forced_tokenizer.py`).
+Owns the questions to live grammars, ours and guidance's, about what must come next. Does not own
+the grammars (`grammar.py`), nor how text becomes tokens (`fsm/forced_tokenizer.py`).
 """
 
 from __future__ import annotations
