@@ -15,7 +15,7 @@ Compressed edges (arXiv 2312.07104, section 4): where only one byte may come nex
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, count
 from typing import Any, TypeAlias  # Any: pairs of a flat tuple
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
@@ -76,7 +76,7 @@ class State(Forecast):
     """
 
     __slots__ = (
-        *("_key", "_others", "_run", "_run_end", "_runs", "_terminal", "_then"),
+        *("_forced", "_key", "_others", "_runs", "_terminal", "_then"),
         *("accepting", "automaton", "bitmask", "first"),
     )
 
@@ -91,8 +91,7 @@ class State(Forecast):
         if threads:
             self._terminal, self._then = threads[0]
         self._others = tuple(chain.from_iterable(threads[1:]))
-        self._run: bytes | None = None
-        self._run_end: State | None = None
+        self._forced: tuple[bytes, State | None] | None = None
         self._runs: dict[tuple[int, ...], tuple[State, ...]] | None = None
         self.bitmask: object = None
 
@@ -166,11 +165,12 @@ class State(Forecast):
 
     def forget(self) -> None:
         """Let go of the states that this one leads to."""
-        self._runs = self._run = self._run_end = None
+        self._runs = self._forced = None
 
     def forced(self) -> tuple[bytes, State]:
         """The longest run of bytes that must come next, and the state after it."""
-        if self._run is None:
+        known = self._forced
+        if known is None:
             run = bytearray()
             automaton, threads, accepting = self.automaton, self.threads, self.accepting
             first = self.first
@@ -188,11 +188,13 @@ class State(Forecast):
                 threads, accepting = following
                 run += piece
                 first = first_of(threads)
-            self._run_end = automaton.state(threads, accepting) if run else None
-            self._run = bytes(run)
-        return self._run, self._run_end or self
+            known = (bytes(run), automaton.state(threads, accepting)) if run else _NOTHING_FORCED
+            self._forced = known
+        run_bytes, end = known
+        return run_bytes, end or self
 
 
+_NOTHING_FORCED: tuple[bytes, State | None] = (b"", None)
 _BYTES = [bytes([byte]) for byte in range(256)]
 
 
@@ -236,7 +238,8 @@ class Automaton:
         self._states: dict[object, State] = {}
         self._walks: dict[bytes, State] = {}
         """The state after each walk, by the key of its start and its bytes."""
-        self._num_made = 0
+        self._numbers = count()
+        """For keys. Several threads may take one at a time, so none may be taken twice."""
         self._continuations: dict[int, Continuation] = {}
         """Keyed by the ids of the objects in each value, which the value keeps alive. The garbage
         collector does not visit numbers, as it would visit tuples of objects."""
@@ -329,8 +332,7 @@ class Automaton:
             self.num_bytes += _STATE_BYTES + _THREAD_BYTES * len(threads)
             if self._counted is not None:
                 self._count_tables(threads, self._counted)
-            self._num_made += 1
-            number = self._num_made.to_bytes(_KEY_BYTES)
+            number = next(self._numbers).to_bytes(_KEY_BYTES)
             known = self._states[key] = State(self, threads, accepting, number)
         return known
 

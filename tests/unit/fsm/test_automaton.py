@@ -2,6 +2,8 @@
 
 import json
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -198,3 +200,20 @@ def test_runs_are_remembered_within_bounds_and_forgotten_with_their_automaton() 
     assert automaton.num_bytes > before + 100 * 50 * 8, "counted, so that it starts over in time"
     automaton.clear()
     assert start.known_run((99,) * 50) is None
+
+
+def test_threads_may_walk_one_automaton_at_a_time() -> None:
+    numbers = [str(number) for number in range(1_000, 9_000, 7)]
+    listed = set(numbers)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            start = Automaton(Literals([(text.encode(), None) for text in numbers])).start
+            with ThreadPoolExecutor(4) as threads:
+                found = threads.map(
+                    lambda number: after(start, str(number)) is not None, range(1_000, 9_000)
+                )
+                assert {str(n) for n, is_text in enumerate(found, 1_000) if is_text} == listed
+    finally:
+        sys.setswitchinterval(interval)
