@@ -202,18 +202,17 @@ def test_runs_are_remembered_within_bounds_and_forgotten_with_their_automaton() 
     assert start.known_run((99,) * 50) is None
 
 
-def test_threads_may_walk_one_automaton_at_a_time() -> None:
-    numbers = [str(number) for number in range(1_000, 9_000, 7)]
-    listed = set(numbers)
+@pytest.mark.parametrize("attempt", range(5))
+def test_threads_may_walk_one_automaton_at_a_time(attempt: int) -> None:
+    listed = {str(number) for number in range(1_000, 9_000, 7)}
+    start = Automaton(Literals([(text.encode(), None) for text in sorted(listed)])).start
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(5):
-            start = Automaton(Literals([(text.encode(), None) for text in numbers])).start
-            with ThreadPoolExecutor(4) as threads:
-                found = threads.map(
-                    lambda number: after(start, str(number)) is not None, range(1_000, 9_000)
-                )
-                assert {str(n) for n, is_text in enumerate(found, 1_000) if is_text} == listed
+        texts = [*map(str, range(1_000, 9_000))]
+        with ThreadPoolExecutor(4) as threads:
+            ends = threads.map(lambda text: after(start, text), texts)
+            found = {text for text, end in zip(texts, ends, strict=True) if end is not None}
     finally:
         sys.setswitchinterval(interval)
+    assert found == listed
