@@ -57,26 +57,33 @@ class Alt:
 
 
 class Lazy:
-    """An expression that is built when a walk first reaches it, so that it can contain itself."""
+    """An expression that is built when a walk first reaches it, so that it can contain itself.
 
-    __slots__ = ("_arguments", "_expression", "_make")
+    Args:
+        make: builds it from `arguments`. Two threads that reach it at a time may both call it.
+    """
+
+    __slots__ = ("_call", "_expression")
 
     def __init__(self, make: Callable[..., Expression], *arguments: Any) -> None:
-        self._make: Callable[..., Expression] | None = make
-        self._arguments = arguments
+        self._call: tuple[Any, ...] | None = (make, *arguments)
         self._expression: Expression | None = None
 
     def get(self) -> Expression:
-        if self._expression is None:
-            assert self._make is not None
-            self._expression = self._make(*self._arguments)
-            self._make, self._arguments = None, ()
+        call = self._call
+        if call is not None:
+            make, *arguments = call
+            self._expression = make(*arguments)
+            self._call = None
+        assert self._expression is not None
         return self._expression
 
     def forget(self) -> Expression | None:
-        """What has been built."""
-        expression, self._expression = self._expression, None
-        self._make, self._arguments = None, ()
+        """Take it apart.
+
+        Returns: what was built.
+        """
+        expression, self._call, self._expression = self._expression, None, None
         return expression
 
 
