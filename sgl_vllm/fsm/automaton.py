@@ -14,7 +14,7 @@ Compressed edges (arXiv 2312.07104, section 4): where only one byte may come nex
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, count
 from typing import Any, TypeAlias  # Any: pairs of a flat tuple
 
@@ -35,15 +35,16 @@ UNLIMITED = 1 << 62
 """`Automaton.allowance` where the work is not limited."""
 
 _KEY_BYTES = 5
-_STATE_BYTES = 600
+_STATE_BYTES = 500
 _THREAD_BYTES = 200
 
+_WALK_BYTES = 100
 _RUN_BYTES, _RUN_TOKEN_BYTES = 400, 44
 _MAX_RUNS = 8
 """So many runs of tokens are remembered from one state on."""
 
 _MAX_THREADS_TRIED = 32
-"""With more threads, each at some microseconds, a state is not tried to forecast what follows."""
+"""No forecast is made for a state with more threads. Each costs some microseconds."""
 
 _MAX_FORCED_BYTES = 4_096
 """A longer run is returned in parts: walking and tokenizing it would hold up the engine."""
@@ -66,8 +67,8 @@ Threads: TypeAlias = "tuple[Thread, ...]"
 class State(Forecast):
     """What the bytes so far allow, and how often forced text has followed the next token.
 
-    The collector visits every object, so a state is one: what has its size is kept flat, or with
-    that of other states in the automaton.
+    A state is a single object, because the garbage collector visits every object. Data of variable
+    size is in flat tuples, or in tables of the automaton.
 
     Attributes:
         first: the bytes that may come next, as bits (bit b for byte b).
@@ -141,12 +142,13 @@ class State(Forecast):
                 return None
         return automaton.state(threads, accepting)
 
-    def is_mostly_forced(self, pieces: Iterable[bytes]) -> bool:
-        """Whether one byte only, or the end, may follow at least half of these pieces."""
-        if len(self._others) > 2 * _MAX_THREADS_TRIED:
+    def is_mostly_forced(self, pieces: Callable[[], Iterable[bytes]]) -> bool:
+        """Whether at least half of the legal ones among some pieces leave only one next byte, or
+        only the end of the text."""
+        if len(self._others) // 2 >= _MAX_THREADS_TRIED:
             return False
         try:
-            following = [one for one in map(self.walk, pieces) if one is not None]
+            following = [one for one in map(self.walk, pieces()) if one is not None]
         except TooComplexError:
             return False
         forced = [one for one in following if one.first.bit_count() + one.accepting == 1]
@@ -239,10 +241,10 @@ class Automaton:
         self._walks: dict[bytes, State] = {}
         """The state after each walk, by the key of its start and its bytes."""
         self._numbers = count()
-        """For keys. Several threads may take one at a time, so none may be taken twice."""
+        """For keys. `count` is atomic, so no two threads get the same number."""
         self._continuations: dict[int, Continuation] = {}
         """Keyed by the ids of the objects in each value, which the value keeps alive. The garbage
-        collector does not visit numbers, as it would visit tuples of objects."""
+        collector visits tuples of objects, but not integers."""
         self._after: dict[Continuation | None, State] = {}
         self.expression = expression
         self._start: State | None = None
@@ -341,6 +343,9 @@ class Automaton:
         return self._walks.get(key)
 
     def remember_walk(self, key: bytes, end: State) -> None:
+        self.num_bytes += _WALK_BYTES + len(key)
+        if self.num_bytes > MAX_BYTES:
+            self.clear()
         self._walks[key] = end
 
     def _count_tables(self, threads: Threads, counted: set[ByteDfa]) -> None:

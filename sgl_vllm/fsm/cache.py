@@ -16,8 +16,8 @@ MAX_GRAMMARS = 1_000
 MAX_BYTES = 96 << 20
 MAX_STATES = 20_000
 MAX_CHARACTERS = 400_000
-"""Of the formats. Their expressions and states are small objects, and a full garbage collection
-visits each: about 100,000 at these limits, in some 50 ms."""
+"""Of all formats together. At these limits the cache holds about 100,000 objects, which a full
+garbage collection visits in some 50 ms."""
 
 _CHECK_EVERY = 4
 _BYTES_PER_CHARACTER = 40
@@ -81,7 +81,8 @@ class AutomatonCache:
     def insert(
         self, key: Hashable, automaton: Automaton, num_characters: int = 0, num_bytes: int = 0
     ) -> None:
-        """Keep an automaton, whose expression must be no other automaton's.
+        """Keep an automaton. Its expression is taken apart when the automaton is freed, so no other
+        automaton may use it.
 
         Args:
             num_characters: the length of the format, which says how large its expression is.

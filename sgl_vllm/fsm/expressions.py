@@ -109,7 +109,7 @@ class Literals:
         for text in self.texts:
             self.first |= 1 << text[position]
         self._longer: dict[int, Literals] = {}
-        """By the next byte, or, of a single text, by position: what remains."""
+        """The literals that remain, by the next byte; or by position if there is only one text."""
 
     def step(self, byte: int) -> tuple[Literals | None, tuple[Expression, ...]]:
         position = self.position
@@ -153,8 +153,8 @@ NEVER = Alt(())
 
 
 def forget(expression: Expression) -> None:
-    """Take apart an expression that will not be walked any more. Most contain themselves, so only
-    the garbage collector would free them, those of many formats at once."""
+    """Break the cycles of an expression that is no longer walked, so that it is freed at once.
+    Otherwise a long garbage collection frees those of many formats."""
     pending: list[Expression] = [expression]
     seen: set[int] = set()
     while pending:

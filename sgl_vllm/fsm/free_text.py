@@ -1,7 +1,7 @@
 """Free text that ends where one of several words is completed, and contains no excluded word.
 
 Owns the automata of such texts (Aho and Corasick, "Efficient string matching", 1975). Does not own
-what follows a word (`structural_tag.py`). Pure.
+what follows a word (`grammar_compiler.py`). Pure.
 
     words <a>, </b>      x < < a >        the text that ends with its first <a>
 """

@@ -90,7 +90,7 @@ class StringBody:
 
     Args:
         plain: the pattern of a character that stands for itself.
-        escapes: the pattern of what may follow a backslash; none may stand there if it is empty.
+        escapes: the pattern of what may follow a backslash. If empty, there are no escapes.
 
     Attributes:
         pattern: of the rest of a string of any length, its closing quote included.
@@ -136,18 +136,17 @@ _UNPAIRED = f"(?:[0-9abcefABCEF]{_HEX}|[dD][0-7]){_HEX}{{2}}"
 _PAIR = rf"[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"
 
 STRING = StringBody(_PLAIN, rf'["\\/bfnrt]|u{_HEX}{{4}}')
-"""With all of JSON's escapes."""
+"""All of JSON's escapes are allowed."""
 
 COUNTED_STRING = StringBody(_PLAIN, rf'["\\/bfnrt]|u(?:{_UNPAIRED}|{_PAIR})')
-"""With escapes of whole characters: a surrogate pair is one, half of a pair is none."""
+"""Escapes of whole characters are allowed: of a surrogate pair, but not of half of one."""
 
 NAME_STRING = StringBody(_PLAIN, r'["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f])')
-"""Only with escapes without which JSON cannot write a character, so that every text has one
-spelling, the one of `json.dumps(..., ensure_ascii=False)`."""
+"""Only the escapes that JSON requires are allowed, so every text has one spelling: that of
+`json.dumps(..., ensure_ascii=False)`."""
 
 RAW_STRING = StringBody(r'[^"\\\r\n]')
-"""Without escapes, but control characters that end no line may stand for themselves, which is no
-JSON."""
+"""No escapes are allowed, but all control characters except line breaks, which JSON forbids."""
 
 
 @lru_cache(maxsize=16)

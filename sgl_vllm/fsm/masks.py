@@ -46,8 +46,8 @@ def only_bit(words: Words) -> int | None:
 
 Bitmask: TypeAlias = "tuple[NDArray[np.uint16], Words, *tuple[Words, ...]]"
 """The legal tokens of one state: the numbers of some words, and their bits; and whole bitmasks,
-shared with other states, to be combined with these. A tuple of arrays is nothing that the garbage
-collector visits."""
+shared with other states, to be combined with these. The garbage collector does not track tuples
+that hold only arrays."""
 
 
 def fill(bitmask: Bitmask, out: Words) -> None:
@@ -92,7 +92,9 @@ class Bitmasks:
         bitmask = state.bitmask
         if bitmask is None:
             with self._lock:  # vLLM fills large batches in several threads
-                bitmask = state.bitmask = self._make(state)
+                bitmask = state.bitmask
+                if bitmask is None:
+                    bitmask = state.bitmask = self._make(state)
         return cast(Bitmask, bitmask)
 
     def _make(self, state: State) -> Bitmask:

@@ -48,7 +48,7 @@ MAX_STEPS = 30_000_000
 take about 0.3 s, and at most some 200 MB meanwhile."""
 
 MAX_CACHED_BYTES = 32 << 20
-_CACHED_BYTES_PER_CHARACTER = 100
+_CACHED_BYTES_PER_CHARACTER = 4
 """At most, for a key: a pattern, or a tree."""
 
 

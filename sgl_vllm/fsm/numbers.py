@@ -3,7 +3,7 @@
 Owns how such numbers are written, and the tables that compare them and divide them. Does not own
 what a schema's bounds mean (`schema/`). Pure.
 
-    below 25.4        a digit more or less than in the bound decides, else the first other digit
+    below 25.4        the number of digits before the point decides, or the first that differs
     multiple of 0.25  all digits, with two behind the point, make a multiple of 25
 """
 
@@ -56,7 +56,7 @@ def within(
     Raises:
         TooComplexError: a bound has more than `MAX_DIGITS` digits.
     """
-    sign = "-?" if low is None or low < 0 else ""  # a bound of 0 leaves out -0, too
+    sign = "-?" if low is None or low < 0 else ""  # a lower bound of 0 excludes -0, too
     found = of_pattern(f"{sign}{_UNSIGNED}" + ("" if are_integers else _FRACTION))
     if low is not None:
         found = combined(found, _compared(low, (1,) if above_low else (0, 1)))
@@ -80,8 +80,9 @@ def _compared(bound: Decimal, orders: tuple[int, ...]) -> ByteDfa:
 
         25.40    (0) --2--> (1) --5--> (2) --.--> (3) --4--> (4) --0--> (4)     read so far
 
-    A state is how many of these characters were read, and the order of the digits. Behind these,
-    three more: the whole part is longer. All of them a second time: after a minus sign.
+    A state is how many of these characters were read, and the order of the digits. Three more
+    states are for numbers with more digits before the point. The second half of the table is the
+    same for negative numbers.
     """
     head, tail = _digits_of(bound)
     characters = f"{head}.{tail}0"
@@ -120,7 +121,7 @@ def _compared(bound: Decimal, orders: tuple[int, ...]) -> ByteDfa:
 
 def _digits_of(bound: Decimal) -> tuple[str, str]:
     if abs(bound.adjusted()) > MAX_DIGITS or len(bound.as_tuple().digits) > MAX_DIGITS:
-        raise TooComplexError(f"a bound of more than {MAX_DIGITS} digits")
+        raise TooComplexError(f"a bound of more than {MAX_DIGITS} digits or decimal places")
     head, _, tail = f"{bound.copy_abs():f}".partition(".")
     return head, tail.rstrip("0")
 

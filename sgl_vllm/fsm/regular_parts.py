@@ -45,8 +45,8 @@ class RegularParts:
     def expression(self, number: int) -> Expression:
         """The texts of a part that is regular."""
         node = self._node(number)
-        # The key is a text, because the garbage collector visits no texts.
-        return cached_dfa(str(node), lambda: dfa_of(node), _MAX_POSITIONS).expression
+        key = str(node)  # the garbage collector does not track strings
+        return cached_dfa(key, lambda: dfa_of(node), len(key)).expression
 
     # -- sizes -------------------------------------------------------------------------------------
 

@@ -82,8 +82,8 @@ def _are_equal(table, a, b):  # type: ignore[no-untyped-def]
 
 @compiled
 def _by_target(table):  # type: ignore[no-untyped-def]
-    """For each column and state: which states have a transition to it. One state is added behind
-    the others, to which all transitions lead that lead nowhere.
+    """For each column and state: which states have a transition to it. A dead state is added at the
+    end, as the target of all missing transitions.
 
     Returns: int32 (columns, states + 2), where the sources of a state begin, and where they end;
         and the sources, int32 (columns, states + 1).
@@ -115,7 +115,7 @@ def _equal_states(table, accepting):  # type: ignore[no-untyped-def]
 
     Returns: the block of each state, and behind these that of the states that lead nowhere.
 
-    Cost: each state and column, as often as the block of the state becomes less than half as large.
+    Cost: in proportion to columns times n log n.
 
     Bounds: there is one state more than in the table. Blocks are not empty, but for the first two,
     and each is pending once. A state is marked once in a pass.

@@ -277,6 +277,14 @@ def test_the_same_format_is_compiled_once_and_requests_do_not_meet(ours: SglBack
     assert bits(ours, second) == untouched
 
 
+def test_a_forecast_beyond_the_allowance_is_that_nothing_is_forced(ours: SglBackend) -> None:
+    spec = json.dumps({"anyOf": [{"type": "string", "maxLength": n} for n in range(40, 60)]})
+    grammar = ours.compile_grammar(Options.JSON, spec)
+    assert isinstance(grammar, SglGrammar)
+    grammar._allowance = 1
+    assert grammar.likelihood_of_forced() < 0.5 and not grammar.refusal
+
+
 # -- grammars in an engine
 
 USERS_GRAMMARS = {**GRAMMARS, **{f"Lark, {name}": grammar for name, grammar in LARK.items()}}

@@ -62,7 +62,7 @@ def compile_array(context: Context, arrays: Arrays) -> Compiled | None:
     if arrays.are_unique and (high is None or high > 1):
         if contained:
             raise UnsupportedSchemaError("uniqueItems beside contains")
-        return _compile_unique(context, items)
+        return _compile_unique(context, items._replace(first=first[:high]))
     if contained:
         return _Containing(context, contained, items).compiled()
     return _compile(context, items)
@@ -70,7 +70,7 @@ def compile_array(context: Context, arrays: Arrays) -> Compiled | None:
 
 def _compile(context: Context, items: _Items) -> Compiled | None:
     first, rest, low, high = items
-    made: list[Expression] = []  # the last of them stands for all others, if there are more
+    made: list[Expression] = []  # the last one is for all later items
     for node in (*first, rest) if high != len(first) else first:
         expression = context.value(node)
         if expression is None:
@@ -93,7 +93,7 @@ def _compile(context: Context, items: _Items) -> Compiled | None:
 def _array(
     context: Context, start: State, moves: Callable[[State], _Moves[State]], may_end: _Test[State]
 ) -> Expression:
-    """The arrays of an automaton over items, made as far as a walk gets.
+    """The arrays of an automaton over items, built when a walk reaches them.
 
     Args:
         moves: from a state, the items that may come next, and the state after each.
@@ -140,6 +140,8 @@ def _compile_unique(context: Context, items: _Items) -> Compiled | None:
     most = min(len(distinct), len(listed) + len(others))
     low, high = items.low, most if items.high is None else min(items.high, most)
     if low > high:
+        return None
+    if low == 1 and listed and not listed[0]:
         return None
     if low > 1 and listed:
         raise UnsupportedSchemaError("uniqueItems beside prefixItems and minItems")

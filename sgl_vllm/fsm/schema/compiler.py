@@ -10,9 +10,7 @@ backends ask for, and what makes keys forced text. `members.py` says where the o
 from __future__ import annotations
 
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
-from sgl_vllm.fsm.errors import (
-    UnsupportedSchemaError,
-)
+from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import NEVER, Expression, Lazy, Literals
 from sgl_vllm.fsm.schema.algebra import Algebra
 from sgl_vllm.fsm.schema.arrays import compile_array
@@ -55,11 +53,13 @@ def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
             raise UnsupportedSchemaError("a schema must be an object, true or false")
         parser = Parser(schema, workspace)
         compiler = _Compiler(parser, workspace, any_whitespace)
-        expression = compiler.value(parser.root)
-        if expression is None:
-            raise UnsupportedSchemaError("nothing is valid")
-        compiler.check_finite()
-        compiler.close()
+        try:
+            expression = compiler.value(parser.root)
+            if expression is None:
+                raise UnsupportedSchemaError("nothing is valid")
+            compiler.check_finite()
+        finally:
+            compiler.close()
         return CompiledFormat(expression, workspace.table_bytes)
     except RecursionError:
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
@@ -82,7 +82,7 @@ class _Compiler:
         """The sets that are being compiled, and what stands for them inside of themselves."""
 
     def close(self) -> None:
-        """Let go of what was found out about the schema, which has references to itself."""
+        """Drop the state of the compilation, which contains reference cycles."""
         vars(self).clear()
 
     def value(self, node: Node) -> Expression | None:

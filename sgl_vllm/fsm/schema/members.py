@@ -41,7 +41,7 @@ class Members:
     it. Members that are not listed may repeat a name, so together they count as one for
     `minProperties`.
 
-    Cost: what is visited of one expression for each set of members that may be left, and count.
+    Cost: one expression, built when a walk reaches it, for each set of members left and count.
 
     Args:
         others: a member that is not listed; None if there may be none.

@@ -11,9 +11,7 @@ import torch
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
-from vllm.v1.structured_output.backend_types import (
-    StructuredOutputGrammar,
-)
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.fsm.masks import only_bit
 from sgl_vllm.fsm.vllm.backend import SglBackend
@@ -136,7 +134,7 @@ def live_grammar(
 
 
 class _MaskReader:
-    """Reads what one bitmask leaves open, for grammars that offer nothing but their bitmasks."""
+    """Reads what one bitmask leaves open."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -147,7 +145,6 @@ class _MaskReader:
         }
         self._bytes, tokens = np.array([*of_byte.items()], dtype=np.int64).reshape(-1, 2).T
         self._words, self._shifts = tokens >> 5, (tokens & 31).astype(np.uint32)
-        self._not_beginning_with: dict[int, Words] = {}
 
     def only_token(self) -> int | None:
         """The only legal token; None if there are none or several."""

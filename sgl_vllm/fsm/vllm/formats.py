@@ -1,8 +1,7 @@
 """The kinds of constraints that a request can have, each declared once.
 
 Owns, for each kind: its name in messages, how it becomes an automaton of ours, what xgrammar's
-compiler is called with, how much text it can force, and how long it may be. A new kind is one
-entry of `FORMATS`.
+compiler is called with, and how long it may be. A new kind is one entry of `FORMATS`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ that request fails, and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -194,7 +195,9 @@ class SglGrammar(StructuredOutputGrammar):
         state = self._path[-1]
         self._automaton.allowance = self._allowance
         try:
-            return state.likelihood(lambda: state.is_mostly_forced(self._some_pieces(state)))
+            return state.likelihood(
+                partial(state.is_mostly_forced, partial(self._some_pieces, state))
+            )
         finally:
             self._automaton.allowance = UNLIMITED
 

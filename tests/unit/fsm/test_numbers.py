@@ -58,6 +58,18 @@ def test_decimals_are_within_their_bounds(low, high, above, below, data):
         assert dfa.accepts(text.encode()) == is_within, text
 
 
+@settings(deadline=None, max_examples=examples(50))
+@given(st.none() | bounds, st.none() | bounds, st.booleans(), st.booleans())
+def test_integers_are_within_bounds_that_are_no_integers(low, high, above, below):
+    dfa = within(low, high, above_low=above, below_high=below, are_integers=True)
+    centers = [round(b) for b in (low, high) if b is not None] or [0]
+    for number in {center + near for center in centers for near in range(-3, 4)}:
+        is_within = (low is None or number > low or (number == low and not above)) and (
+            high is None or number < high or (number == high and not below)
+        )
+        assert dfa.accepts(str(number).encode()) == is_within, number
+
+
 def integers(low: int | None, high: int | None) -> ByteDfa:
     bounds = [None if bound is None else Decimal(bound) for bound in (low, high)]
     return within(*bounds, are_integers=True)

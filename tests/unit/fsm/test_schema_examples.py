@@ -180,6 +180,8 @@ LOGIC: list[tuple[Any, list[str], list[str]]] = [
     # uniqueItems
     ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True},
      ["[]", '["a"]', '["b", "a"]'], ['["a", "a"]', '["a", "b", "a"]']),
+    ({"type": "array", "prefixItems": [{"enum": [1, 2]}, {"enum": [2, 3]}], "maxItems": 2,
+      "uniqueItems": True}, ["[]", "[1]", "[2, 3]"], ["[2, 2]", "[2, 3, 4]"]),
     # names of members
     ({"type": "object", "propertyNames": {"pattern": "^a", "not": {"const": "ab"}}},
      ['{"a": 1, "ac": 2}', "{}"], ['{"b": 1}', '{"ab": 1}', r'{"\u0061b": 1}']),
@@ -280,6 +282,7 @@ def test_formats(form, legal, illegal):
         {"type": "string", "not": {"format": "time"}},
         {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
         {"not": {"uniqueItems": True}},
+        {"type": "array", "prefixItems": [False], "uniqueItems": True, "minItems": 1},
         {"type": "number", "multipleOf": 0.123456789},
         {"not": {"minContains": 0}, "$schema": "http://json-schema.org/draft-07/schema#"},
         {"type": "array", "minItems": 2, "uniqueItems": True, "items": {"const": 1}},

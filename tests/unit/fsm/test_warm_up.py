@@ -20,7 +20,7 @@ from tests.unit.fsm.grammars import GRAMMARS
 from tests.unit.fsm.test_masks import PIECES
 from tests.unit.fsm.texts import random_walk
 
-workspace.MAX_PATTERNS_S = 60  # this machine may be busy
+workspace.MAX_S = 60  # this machine may be busy
 vocabulary = Vocabulary(PIECES, len(PIECES))
 masks = Bitmasks(vocabulary)
 words = np.zeros(vocabulary.num_words, np.uint32)
