@@ -91,7 +91,7 @@ class State(Forecast):
         self._then: Continuation | None = None
         if threads:
             self._terminal, self._then = threads[0]
-        self._others = tuple(chain.from_iterable(threads[1:]))
+        self._others = tuple(chain.from_iterable(threads[1:])) if len(threads) > 1 else ()
         self._forced: tuple[bytes, State | None] | None = None
         self._runs: dict[tuple[int, ...], tuple[State, ...]] | None = None
         self.bitmask: object = None
@@ -100,6 +100,8 @@ class State(Forecast):
     def threads(self) -> Threads:
         if self._terminal is None:
             return ()
+        if not self._others:
+            return ((self._terminal, self._then),)
         others: Any = iter(self._others)
         return (self._terminal, self._then), *zip(others, others, strict=True)
 

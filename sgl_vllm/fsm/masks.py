@@ -101,8 +101,9 @@ class Bitmasks:
         self._walks.forget_if_full()
         automaton = state.automaton
         found = _Found(automaton)
-        automaton.spend(len(state.threads))
-        for terminal, then in state.threads:
+        threads = state.threads
+        automaton.spend(len(threads))
+        for terminal, then in threads:
             found.add(self._walks.from_root(terminal, automaton), then)
         while found.reached:
             for (terminal, then), trie_set in found.next_round():
@@ -167,9 +168,9 @@ class _Found:
             fresh = self._fresh(state, trie_set)
             if fresh is None:
                 continue
-            self._automaton.spend(len(state.threads))
-            first = fresh.first
-            for thread in state.threads:
+            threads, first = state.threads, fresh.first
+            self._automaton.spend(len(threads))
+            for thread in threads:
                 if thread[0].first & first:
                     other = sets.get(thread)
                     sets[thread] = fresh if other is None else _union(other, fresh)

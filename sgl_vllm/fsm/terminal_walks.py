@@ -47,6 +47,9 @@ _MAX_DIFFERENCE = 1 / 16
 """The share of a walk's nodes that are searched for the difference to another state. Beyond it, the
 walk itself costs less."""
 
+_MANY_TEXTS = 4
+"""A walk along so many texts is remembered. Along fewer, it costs less than an object."""
+
 _STEPS_PER_THREAD = 1_000
 """This many look-ups of a walk, some 15 us, count as one thread that the automaton looks at."""
 
@@ -93,7 +96,7 @@ class TerminalWalks:
 
     def below(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> Walked:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
-        if isinstance(terminal, Literals):
+        if isinstance(terminal, Literals) and len(terminal.texts) < _MANY_TEXTS:
             return _spelled(trie_set, terminal)
         terminal = self._uncounted(terminal)
         known = trie_set.entered.get(terminal)
@@ -141,7 +144,10 @@ class TerminalWalks:
         automaton.spend(num_threads)
 
     def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Walked:
-        if isinstance(terminal, JsonString):
+        if isinstance(terminal, Literals):
+            walked = _spelled(trie_set, terminal)
+            kept = sum(map(len, terminal.texts))
+        elif isinstance(terminal, JsonString):
             walked = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
             names = terminal.names
             kept = self._new_bytes(names.list, names.list.num_bytes) if names is not None else 0
