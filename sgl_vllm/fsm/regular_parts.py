@@ -31,16 +31,16 @@ class RegularParts:
 
     def __init__(self, grammar: ParsedGrammar) -> None:
         self._grammar = grammar
-        self._sizes: dict[int, int] = {}
-        """How many characters a regular part has; 0 for a part that is not regular."""
+        self._sizes: dict[int, int | None] = {}
+        """How many characters a regular part has; None for a part that is not regular."""
         self._depth = 0
 
     def includes(self, number: int) -> bool:
         """Whether a part is regular, not large, and has no punctuation of JSON."""
-        return self._size(number) > 0
+        return self._size(number) is not None
 
     def includes_rule(self, rule: int) -> bool:
-        return self._size_of_rule(rule) > 0
+        return self._size_of_rule(rule) is not None
 
     def expression(self, number: int) -> Expression:
         """The texts of a part that is regular."""
@@ -50,24 +50,23 @@ class RegularParts:
 
     # -- sizes -------------------------------------------------------------------------------------
 
-    def _size(self, number: int) -> int:
-        known = self._sizes.get(number)
-        if known is None:
+    def _size(self, number: int) -> int | None:
+        if number not in self._sizes:
             if self._depth > _MAX_DEPTH:
-                return 0
-            self._sizes[number] = 0  # a rule that contains itself
+                return None
+            self._sizes[number] = None  # a rule that contains itself
             self._depth += 1
-            known = self._sizes[number] = self._found_size(number)
+            self._sizes[number] = self._found_size(number)
             self._depth -= 1
-        return known
+        return self._sizes[number]
 
-    def _found_size(self, number: int) -> int:
+    def _found_size(self, number: int) -> int | None:
         kind, *numbers = self._grammar.numbers(number)
         match kind:
             case Kind.BYTES:
                 data = bytes_of(numbers)
                 is_plain = data.isascii() and _PUNCTUATION.isdisjoint(data)
-                return _limited(max(1, len(data))) if is_plain else 0
+                return _limited(max(1, len(data))) if is_plain else None
             case Kind.EMPTY:
                 return 1
             case Kind.CLASS | Kind.CLASS_STAR:
@@ -78,20 +77,23 @@ class RegularParts:
                 return self._sum(numbers)
             case Kind.REPEAT:
                 rule, low, high = numbers
-                return _limited(self._size_of_rule(rule) * max(low, high, 1))
+                once = self._size_of_rule(rule)
+                return None if once is None else _limited(once * max(low, high, 1))
             case _:
-                return 0
+                return None
 
-    def _size_of_rule(self, rule: int) -> int:
+    def _size_of_rule(self, rule: int) -> int | None:
         body = self._grammar.bodies[rule]
         if body in self._sizes or self._grammar.kinds[body] != Kind.CHOICE:
             return self._size(body)
         loops, ends = self._loop(rule)
         if not loops:
             return self._size(body)
-        self._sizes[body] = 0  # a rule that contains itself elsewhere
+        self._sizes[body] = None  # a rule that contains itself elsewhere
         sizes = [self._sum(option) for option in (*loops, *ends)]
-        self._sizes[body] = _limited(sum(sizes)) if ends and all(sizes) else 0
+        known = [size for size in sizes if size is not None]
+        if ends and len(known) == len(sizes):
+            self._sizes[body] = _limited(sum(known))
         return self._sizes[body]
 
     def _loop(self, rule: int) -> tuple[list[Parts], list[Parts]]:
@@ -102,14 +104,14 @@ class RegularParts:
         again = [option for option in options if option and grammar.is_rule(option[-1], rule)]
         return [option[:-1] for option in again], [one for one in options if one not in again]
 
-    def _sum(self, numbers: Iterable[int]) -> int:
+    def _sum(self, numbers: Iterable[int]) -> int | None:
         total = 0
         for number in numbers:
             size = self._size(number)
-            if not size:
-                return 0
+            if size is None:
+                return None
             total += size
-        return _limited(max(1, total))
+        return _limited(total)
 
     # -- trees -------------------------------------------------------------------------------------
 
@@ -156,5 +158,5 @@ def _class(numbers: tuple[int, ...]) -> Node:
     return one_of(complement(ranges, has_surrogates=True) if is_negated else ranges)
 
 
-def _limited(size: int) -> int:
-    return size if size <= _MAX_POSITIONS else 0
+def _limited(size: int) -> int | None:
+    return size if size <= _MAX_POSITIONS else None

@@ -32,6 +32,14 @@ def test_long_repetitions_cost_what_is_visited() -> None:
     assert forced.startswith(b"[" * 100 + b",x,x")
 
 
+def test_repeated_loops_are_one_automaton() -> None:
+    """As separate ones, a text could be read in a hundred ways after each character."""
+    start = automaton("root ::= (([a-z] [a-z]*)*){0,100}").start
+    end = start.walk(b"word")
+    assert end is not None and end.accepting
+    assert len(start.threads) == len(end.threads) == 1
+
+
 def test_a_repetition_of_what_may_be_empty_ends() -> None:
     start = automaton('root ::= (("{" x "}")? ","?){2,4} "."\nx ::= "y"*').start
     for text in (b".", b"{},.", b"{yy}{}."):
