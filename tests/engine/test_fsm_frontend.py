@@ -6,6 +6,7 @@ No model is needed.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +126,22 @@ def test_a_wrong_format_is_refused_as_by_vllm() -> None:
     assert isinstance(refused, VLLMValidationError)
     (refused,) = add(SamplingParams(structured_outputs=StructuredOutputsParams(json=ITEMS)))
     assert isinstance(refused, VLLMValidationError) and "at most" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ('city: "Paris" | "Rome"', "Lark's syntax .*no rule `start`"),
+        ('city ::= "Paris" | "Rome"', "EBNF.*no rule `root`"),
+        ('root ::= "Paris" | (', "Invalid grammar specification: EBNF .*line 1"),
+        ('start: "a" "b', "Invalid grammar specification: Lark .*line 1"),
+    ],
+)
+def test_an_error_in_a_grammar_says_what_it_is(grammar: str, message: str) -> None:
+    ENGINE.input_processor.structured_outputs_config = SimpleNamespace(backend="xgrammar")
+    (refused,) = add(SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar)))
+    assert isinstance(refused, VLLMValidationError)
+    assert re.search(message, str(refused)), refused
 
 
 def test_a_grammar_of_llama_cpp_is_validated_in_xgrammars_dialect() -> None:

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,11 @@ MAX_VALID_FORMATS = 1_000
 MAX_CHANGE_CHARS = 10_000
 """Formats that are known to be valid, and the longest change that validation has made to one, as to
 a choice, which becomes a grammar. Together they take 40 MB at most, and some 0.3 MB as a rule."""
+
+_LARK_START = re.compile(r"^[ \t]*[?!]*start\b", re.MULTILINE)
+_EBNF_ROOT = re.compile(r"(?<![\w.-])root\s*::=")
+_WHERE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+"""The time, and the line of xgrammar's source, with which its messages begin."""
 
 _threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-validate")
 
@@ -155,11 +161,17 @@ def _checked_first(
 ) -> None:
     if sampling_params.structured_outputs is not None:
         check_format(sampling_params.structured_outputs)
-    original(sampling_params, *args, **kwargs)
+    try:
+        original(sampling_params, *args, **kwargs)
+    except VLLMValidationError as error:
+        if error.__cause__ is None or str(error) != "Invalid grammar specification.":
+            raise
+        reason = _WHERE_IN_XGRAMMAR.sub("", str(error.__cause__))
+        raise VLLMValidationError(f"Invalid grammar specification: {reason}") from None
 
 
 def check_format(structured: StructuredOutputsParams) -> None:
-    """Refuse a format that is too long or counts too far.
+    """Refuse a format that is too long or counts too far, and a grammar without a first rule.
 
     Raises:
         VLLMValidationError: the client gets status 400 and the message.
@@ -184,6 +196,17 @@ def check_format(structured: StructuredOutputsParams) -> None:
             check_pattern(structured.grammar, "grammar")
     except CountLimitError as error:
         raise VLLMValidationError(str(error)) from None
+    if structured.grammar and len(structured.grammar) <= MAX_STOCK_GRAMMAR_CHARS:
+        _check_first_rule(structured.grammar)
+
+
+def _check_first_rule(grammar: str) -> None:
+    if grammar_is_likely_lark(grammar):
+        syntax, name, rule = "Lark's syntax (it has no `::=`)", "start", _LARK_START
+    else:
+        syntax, name, rule = "EBNF", "root", _EBNF_ROOT
+    if not rule.search(grammar):
+        raise VLLMValidationError(f"the grammar is read as {syntax}, and has no rule `{name}`")
 
 
 def _num_chars(spec: str | dict[str, Any] | list[str] | None) -> int:
