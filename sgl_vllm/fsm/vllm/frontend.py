@@ -47,7 +47,7 @@ MAX_CHANGE_CHARS = 10_000
 a choice, which becomes a grammar. Together they take 40 MB at most, and some 0.3 MB as a rule."""
 
 _LARK_START = re.compile(r"^[ \t]*[?!]*start\b", re.MULTILINE)
-_EBNF_ROOT = re.compile(r"(?<![\w.-])root\s*::=")
+_EBNF_ROOT = re.compile(r"(?<![\w.-])root\s*(\[[^\]]*\]\s*)?::=")
 _WHERE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """The time, and the line of xgrammar's source, with which its messages begin."""
 
