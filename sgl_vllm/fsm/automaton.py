@@ -113,11 +113,12 @@ class State(Forecast):
         """The state after these bytes; None if they are not legal. No state is made in between."""
         if not piece:
             return self
-        known = self.automaton.known_walk(self._key + piece)
+        key = self._key + piece
+        known = self.automaton.known_walk(key)
         if known is None:
             known = self._walk(piece)
             if known is not None:
-                self.automaton.remember_walk(self._key + piece, known)
+                self.automaton.remember_walk(key, known)
         return known
 
     def _walk(self, piece: bytes) -> State | None:

@@ -20,8 +20,9 @@ MAX_STATES = 20_000
 
 
 class ByteDfa:
-    """A deterministic automaton over bytes. Invariants: every transition leads to a state, which is
-    checked, because loops without checks follow them; and every state leads to acceptance.
+    """A deterministic automaton over bytes. Invariant: every transition leads to a state, which is
+    checked, because loops without checks follow them. In one that becomes an expression, every
+    state leads to acceptance (`minimal`, `combined`).
 
              a          b
         (0) ---> (1) ------> ((2))       row(0)[97] == 1, row(1)[98] == 2, accepting[2]
@@ -126,7 +127,7 @@ class CompiledFormat(NamedTuple):
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
-    """The smallest automaton of the same language: dead states go, equal ones become one."""
+    """The minimal automaton of the same language: dead states are removed, equal ones merged."""
     by_class, accepting, columns = tables.minimal(dfa.by_class, dfa.accepting, dfa.start)
     return ByteDfa(by_class, columns[dfa.classes], accepting)
 

@@ -35,8 +35,8 @@ _STRING_REST = (
     *((0, 1, 92), (4, 1), (4, 0)),
     *((6, 2), (5, 1), (5, 5), _ESCAPE, (0, 1, 117), *[_HEX_DIGIT] * 4),
 )
-"""How xgrammar writes the rest of a JSON string: the expressions of its rule, breadth first, with
-parts and options only counted, and rules numbered in the order in which they are met."""
+"""How xgrammar writes the rest of a JSON string: the expressions of its rule, breadth first. For a
+sequence or a choice, only its length is listed. Rules are numbered in order of appearance."""
 
 _PLAIN = (1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10)
 """A character of a string with a length, of which xgrammar allows no escapes."""

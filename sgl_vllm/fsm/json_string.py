@@ -146,7 +146,8 @@ NAME_STRING = StringBody(_PLAIN, r'["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f])')
 `json.dumps(..., ensure_ascii=False)`."""
 
 RAW_STRING = StringBody(r'[^"\\\r\n]')
-"""No escapes are allowed, but all control characters except line breaks, which JSON forbids."""
+"""Escapes are not allowed. Control characters other than line breaks are, although JSON forbids
+them."""
 
 
 @lru_cache(maxsize=16)

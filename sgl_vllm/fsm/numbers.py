@@ -66,7 +66,7 @@ def within(
 
 
 def exactly(number: Decimal) -> ByteDfa:
-    """One number in all its spellings without an exponent.
+    """All spellings of one number without an exponent.
 
     Raises:
         TooComplexError: it has more than `MAX_DIGITS` digits.
@@ -80,9 +80,9 @@ def _compared(bound: Decimal, orders: tuple[int, ...]) -> ByteDfa:
 
         25.40    (0) --2--> (1) --5--> (2) --.--> (3) --4--> (4) --0--> (4)     read so far
 
-    A state is how many of these characters were read, and the order of the digits. Three more
-    states are for numbers with more digits before the point. The second half of the table is the
-    same for negative numbers.
+    A state records how many of these characters have been read, and how the digits compare so far.
+    Three more states are for numbers with more digits before the point. The second half of the
+    table is the same for negative numbers.
     """
     head, tail = _digits_of(bound)
     characters = f"{head}.{tail}0"

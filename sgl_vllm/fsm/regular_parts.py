@@ -97,8 +97,8 @@ class RegularParts:
         return self._sizes[body]
 
     def _loop(self, rule: int) -> tuple[list[Parts], list[Parts]]:
-        """The options of a rule that end with itself, without that end, and its other options. Such
-        a rule is a loop, which is how xgrammar writes those: `x*` is `r ::= "" | x r`."""
+        """The options of a rule that end with the rule, without that last part; and its other
+        options. Such a rule is a loop: xgrammar writes `x*` as `r ::= "" | x r`."""
         grammar = self._grammar
         options = [grammar.parts(one) for one in grammar.numbers(grammar.bodies[rule])[1:]]
         again = [option for option in options if option and grammar.is_rule(option[-1], rule)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl_vllm.fsm.tables import empty_slots, without_gil
+from sgl_vllm.fsm.tables import empty_slots, sorted_by, without_gil
 from sgl_vllm.jit import compiled
 
 
@@ -39,8 +39,8 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
     for i in range(len(empties)):
         assert 0 <= empties[i, 0] < num_states and 0 <= empties[i, 1] < num_states
     classes, num_classes = _classes(spans)
-    span_begin, span_order = _by_source(spans, num_states)
-    empty_begin, empty_order = _by_source(empties, num_states)
+    span_begin, span_order = sorted_by(spans[:, 0], num_states)
+    empty_begin, empty_order = sorted_by(empties[:, 0], num_states)
     low = np.empty(len(spans), np.int32)  # the first class of a span, and the one behind its last
     high = np.empty(len(spans), np.int32)
     to = np.empty(len(spans), np.int32)
@@ -157,24 +157,6 @@ def _classes(spans):  # type: ignore[no-untyped-def]
     for byte in range(1, 256):
         classes[byte] = classes[byte - 1] + (1 if begins[byte] else 0)
     return classes, classes[255] + 1
-
-
-@compiled
-def _by_source(rows, num_states):  # type: ignore[no-untyped-def]
-    """Where the rows of each source begin, in an order by source, and that order.
-
-    Bounds: counted by source before they are written.
-    """
-    begin = np.zeros(num_states + 1, np.int64)
-    for i in range(len(rows)):
-        begin[rows[i, 0] + 1] += 1
-    begin = np.cumsum(begin)
-    filled = begin[:-1].copy()
-    order = np.empty(len(rows), np.int64)
-    for i in range(len(rows)):
-        order[filled[rows[i, 0]]] = i
-        filled[rows[i, 0]] += 1
-    return begin, order
 
 
 @compiled

@@ -73,7 +73,7 @@ def _column_classes(table):  # type: ignore[no-untyped-def]
 
 @compiled
 def _are_equal(table, a, b):  # type: ignore[no-untyped-def]
-    """Whether two columns are."""
+    """Whether two columns are equal."""
     state = 0
     while state < len(table) and table[state, a] == table[state, b]:
         state += 1
@@ -81,31 +81,29 @@ def _are_equal(table, a, b):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _by_target(table):  # type: ignore[no-untyped-def]
-    """For each column and state: which states have a transition to it. A dead state is added at the
-    end, as the target of all missing transitions.
+def sorted_by(keys, num_keys):  # type: ignore[no-untyped-def]
+    """Sort indices by key (counting sort).
 
-    Returns: int32 (columns, states + 2), where the sources of a state begin, and where they end;
-        and the sources, int32 (columns, states + 1).
+    Args:
+        keys: of each index, from 0 to `num_keys` - 1.
 
-    Bounds: sources are counted by target before they are written.
+    Returns: int32 (num_keys + 1,), where the indices of each key begin, and the end; and the
+        indices, int32.
+
+    Bounds: indices are counted by key before they are written.
     """
-    num_states, num_columns = table.shape
-    begin = np.zeros((num_columns, num_states + 2), np.int32)
-    sources = np.empty((num_columns, num_states + 1), np.int32)
-    targets = np.full(num_states + 1, num_states, np.int32)
-    for c in range(num_columns):
-        for state in range(num_states):
-            targets[state] = table[state, c] if table[state, c] >= 0 else num_states
-        for target in targets:
-            begin[c, target + 1] += 1
-        for state in range(num_states + 1):
-            begin[c, state + 1] += begin[c, state]
-        filled = begin[c].copy()
-        for source in range(num_states + 1):
-            sources[c, filled[targets[source]]] = source
-            filled[targets[source]] += 1
-    return begin, sources
+    begin = np.zeros(num_keys + 1, np.int32)
+    for key in keys:
+        assert 0 <= key < num_keys
+        begin[key + 1] += 1
+    for key in range(num_keys):
+        begin[key + 1] += begin[key]
+    filled = begin[:-1].copy()
+    order = np.empty(len(keys), np.int32)
+    for index in range(len(keys)):
+        order[filled[keys[index]]] = index
+        filled[keys[index]] += 1
+    return begin, order
 
 
 @compiled
@@ -113,15 +111,23 @@ def _equal_states(table, accepting):  # type: ignore[no-untyped-def]
     """Group the states into blocks that accept the same texts (Hopcroft, "An n log n algorithm for
     minimizing states in a finite automaton", 1971).
 
-    Returns: the block of each state, and behind these that of the states that lead nowhere.
+    Returns: the block of each state, and at the end that of a dead state, which is the target of
+        all missing transitions.
 
     Cost: in proportion to columns times n log n.
 
     Bounds: there is one state more than in the table. Blocks are not empty, but for the first two,
     and each is pending once. A state is marked once in a pass.
     """
-    begin, sources = _by_target(table)
     size = len(table) + 1
+    targets = np.full(table.shape[1] * size, size - 1, np.int32)  # of each column and state
+    for c in range(table.shape[1]):
+        for state in range(len(table)):
+            if table[state, c] >= 0:
+                targets[c * size + state] = table[state, c]
+            targets[c * size + state] += c * size
+        targets[c * size + size - 1] += c * size
+    begin, sources = sorted_by(targets, len(targets))
     members = np.empty(size, np.int32)  # of all blocks, one behind the other
     position = np.empty(size, np.int32)  # of each state in `members`
     block = np.zeros(size, np.int32)
@@ -149,8 +155,8 @@ def _equal_states(table, accepting):  # type: ignore[no-untyped-def]
         for c in range(table.shape[1]):
             num_touched = 0
             for target in splitter:
-                for i in range(begin[c, target], begin[c, target + 1]):
-                    source = sources[c, i]
+                for i in range(begin[c * size + target], begin[c * size + target + 1]):
+                    source = sources[i] - c * size
                     its = block[source]
                     marked = first[its] + num_marked[its]
                     if not num_marked[its]:

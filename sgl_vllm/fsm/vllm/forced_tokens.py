@@ -26,9 +26,9 @@ MAX_FORCED_CHARS = 4_096
 class ForcedTokens:
     """The tokens that the grammar of a request forces.
 
-    A call costs some microseconds, and more only if tokens are forced. The grammars of xgrammar are
-    not asked: few formats have one, and some of these force endless text, which it has no limit
-    for.
+    A call takes a few microseconds, or more if tokens are forced. xgrammar's own grammars are not
+    asked: few formats use them, and some of these force endless text, which xgrammar does not
+    limit.
     """
 
     def __init__(self, manager: StructuredOutputManager) -> None:
