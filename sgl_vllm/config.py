@@ -234,7 +234,8 @@ class Options:
     schedule_max_delay: float = _option(
         0.05,
         "Admit a request next once the later requests admitted before it cost this share of the "
-        "largest backlog during its wait, and at least 512 tokens. Costs are in tokens to compute.",
+        "backlog, and at least 512 tokens. The backlog is the most tokens that had to be computed "
+        "for waiting requests at one time of its wait: of 100,000, a share of 0.05 is 5,000.",
         page="scheduling.md",
     )
     schedule_max_wait_s: float = _option(
@@ -270,8 +271,8 @@ class Options:
     )
     max_body_mb: float = _option(
         64.0,
-        "The largest body of a request, in MiB. The server refuses larger ones with status 413 "
-        "before it parses them. 0 means no limit.",
+        "The largest body of any request to the server, in MiB. It refuses larger ones with status "
+        "413, unread. 8 is enough if clients send no images, audio or video; 0 means no limit.",
         heading="Structured output and jump-forward",
         page="structured-output.md",
     )
@@ -382,7 +383,8 @@ def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> d
             values[name] = _value_of(text)
     if malformed:
         raise OptionError(
-            f"{source} takes a JSON object or key=value pairs, not {' '.join(malformed)}"
+            f"{source} takes a JSON object or key=value pairs, not {' '.join(malformed)}; write "
+            "jump_forward=false, for example"
         )
     return values
 

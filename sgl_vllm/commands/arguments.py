@@ -10,6 +10,8 @@ import httpx
 import typer
 
 from sgl_vllm.commands.client import SglServer
+from sgl_vllm.commands.terminal import Misused
+from sgl_vllm.spelling import did_you_mean
 
 URL_VARIABLE = "SGL_VLLM_URL"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -51,6 +53,17 @@ def server_at(url: str | None, api_key: str | None) -> SglServer:
     if address.scheme not in ("http", "https") or not address.host:
         raise typer.BadParameter(f"{server.url} is not a server's URL, such as {DEFAULT_URL}")
     return server
+
+
+SERVE_FLAGS = {"ignore_unknown_options": True}
+"""How a command is parsed that passes flags of `vllm serve` on: its own may stand anywhere."""
+
+
+def check_model_first(word: str, own_flags: Sequence[str]) -> None:
+    """Raises Misused if flags come where MODEL should be."""
+    if word.startswith("-"):
+        near = did_you_mean(word, own_flags, cutoff=0.8)
+        raise Misused(f"write MODEL before {word}{near}")
 
 
 def url_and(words: Sequence[str], needed: str) -> tuple[str | None, str]:

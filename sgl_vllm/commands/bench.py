@@ -15,7 +15,7 @@ from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api import versions
 
-FLAGS_FOLLOW = True
+PARSING = {"allow_interspersed_args": False}
 PACKAGE = "benchmarks"
 DESCRIPTION = """\
 Runs a benchmark; `sgl-vllm bench ab ...` is `python -m benchmarks.ab ...` of

@@ -48,7 +48,7 @@ The server is vLLM's own, with two more options. The settings of the second
 are listed by `vllm serve --help=plugin-config`:
 
   vllm serve MODEL --plugin sgl_vllm
-  vllm serve MODEL --plugin sgl_vllm --plugin-config '{"jump_forward": false}'
+  vllm serve MODEL --plugin sgl_vllm --plugin-config jump_forward=false
 
 Start with `sgl-vllm doctor MODEL`, which says what the plugin can do for a
 model on this machine, or with `sgl-vllm quickstart`, which serves a small
@@ -92,7 +92,7 @@ class _Commands(TyperGroup):
 
 def _loaded(name: str) -> Any:
     module = import_module(f"{__package__}.{name.replace('-', '_')}")
-    settings = {"allow_interspersed_args": not getattr(module, "FLAGS_FOLLOW", False)}
+    settings = getattr(module, "PARSING", {})
     alone = typer.Typer(add_completion=False)
     register = alone.command(name, cls=_Command, help=module.DESCRIPTION, context_settings=settings)
     register(module.command)

@@ -21,12 +21,18 @@ from rich.table import Table
 
 from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
-from sgl_vllm.commands.arguments import PrintsJson, argument, flag
+from sgl_vllm.commands.arguments import (
+    SERVE_FLAGS,
+    PrintsJson,
+    argument,
+    check_model_first,
+    flag,
+)
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 
-FLAGS_FOLLOW = True
+PARSING = SERVE_FLAGS
 AS_ON_GPU = "--as-on-gpu"
 
 DESCRIPTION = """\
@@ -64,13 +70,8 @@ def command(
 ) -> int:
     if serve:
         model, *flags = serve
-        given = {flag for flag in (AS_ON_GPU, "--json") if flag in flags}  # behind the model
-        return doctor_model.main(
-            model,
-            [flag for flag in flags if flag not in given],
-            as_on_gpu=as_on_gpu or AS_ON_GPU in given,
-            as_json=as_json or "--json" in given,
-        )
+        check_model_first(model, (AS_ON_GPU, "--json", "--fix"))
+        return doctor_model.main(model, flags, as_on_gpu=as_on_gpu, as_json=as_json)
     if as_on_gpu:
         raise Misused(f"{AS_ON_GPU} needs a model")
     report = examine()

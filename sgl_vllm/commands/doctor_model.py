@@ -56,11 +56,9 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool) -> Outlook:
         raise Misused(problem)
     if missing := missing_hooks("preview"):
         raise Misused(f"this vLLM lacks {', '.join(missing)}")
-    is_folder = Path(model).exists()
-    if model.startswith(("/", "./", "../")) and not is_folder:
+    if model.startswith(("/", "./", "../")) and not Path(model).exists():
         raise Misused(f"there is no folder {model}")
-    if not is_folder and not _reaches_the_hub():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached counts; vLLM would try for minutes
+    stay_offline_without_hub(model)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         with _silenced():
@@ -76,6 +74,12 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool) -> Outlook:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise Misused(f"vLLM and the plugin cannot be loaded here: {reason}") from error
+
+
+def stay_offline_without_hub(model: str) -> None:
+    """Without a way to the hub, only cached models count: libraries would try for minutes."""
+    if not Path(model).exists() and not _reaches_the_hub():
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _reaches_the_hub() -> bool:

@@ -11,6 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sgl_vllm.commands.arguments import ApiKey, PrintsJson, argument, option, server_at
 from sgl_vllm.commands.client import ServerError, SglServer
+from sgl_vllm.commands.doctor_model import stay_offline_without_hub
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.prompt_lint import report
 from sgl_vllm.prompt_lint.lint import Tokenizer, Words, lint
@@ -115,6 +116,7 @@ def tokenizer_of(model: str) -> Tokenizer:
     Raises:
         ValueError: there is none, or transformers is not installed.
     """
+    stay_offline_without_hub(model)
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -28,8 +28,8 @@ The others let OpenAI clients leave it to the model whether it calls a tool."""
 DESCRIPTION = """\
 Serves the demo model of the package with the plugin on this machine, on a CPU
 or a GPU, and opens the page that shows the prefix cache. JSON is compact, and
-OpenAI clients may send tools. Ctrl-C ends everything. It needs vLLM and
-downloads nothing.
+OpenAI clients may send tools. Ctrl-C and SIGTERM end everything, with status
+0. It needs vLLM and downloads nothing.
 """
 
 

@@ -126,6 +126,9 @@ def command(
         sampling["max_new_tokens"] = max_new_tokens
     with ExitStack() as stack:
         try:
+            options = Options.of(sampling).sampling
+            if html is not None:
+                html.open("a").close()  # it is written last: a bad path is found first
             backend = Replay(replay) if replay is not None else _server_at(url, api_key)
             if record is not None:
                 backend = stack.enter_context(Recorder(backend, record))
@@ -136,7 +139,7 @@ def command(
         else:
             _check_arguments(chosen, common, "")
             bound = chosen.bind(**common)
-            state = bound._new_state(backend, Options.of(sampling).sampling, is_streamed=stream)
+            state = bound._new_state(backend, options, is_streamed=stream)
             bound._call_beside(state)  # so its state can be shown even if the run fails
             with suppress(Exception):  # which the outcome tells
                 for piece in state.text_iter() if stream else ():
@@ -170,8 +173,11 @@ def load(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise CommandError(f"{path} cannot be loaded: {_described(error, path)}") from error
+    except (Exception, SystemExit) as error:
+        what = f"{path} cannot be loaded: {_described(error, path)}"
+        if not isinstance(error, SyntaxError | ImportError):
+            what += '. Put what runs the program under `if __name__ == "__main__":`'
+        raise CommandError(what) from error
     return module
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Annotated
 
-from sgl_vllm.commands.arguments import argument, option
+from sgl_vllm.commands.arguments import SERVE_FLAGS, argument, check_model_first, option
+from sgl_vllm.commands.doctor_model import stay_offline_without_hub
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.preview.outlook import Refused
 from sgl_vllm.self_check import offline
@@ -29,7 +31,7 @@ Exit status: 0 if all parts agree; 2, without a report, if there is no vLLM
 here or it refuses the model or the flags; 1 otherwise.
 """
 
-FLAGS_FOLLOW = True
+PARSING = SERVE_FLAGS
 NAME = "sgl-vllm-verify"
 
 
@@ -40,8 +42,13 @@ def command(
     ] = None,
     output: Annotated[Path, option("FOLDER", "Where the report is written.")] = Path(),
 ) -> int:
+    check_model_first(model, ("--output",))
     if problem := versions.installation_problem():
         raise Misused(problem)
+    output.mkdir(parents=True, exist_ok=True)
+    if not os.access(output, os.W_OK):  # found now, not after minutes
+        raise Misused(f"no file can be written in {output}: choose another --output")
+    stay_offline_without_hub(model)
     try:
         report = offline.verify(model, flags or [])
     except Refused as refusal:
@@ -57,7 +64,6 @@ def command(
 
 def write(report: CheckReport, folder: Path) -> list[Path]:
     """The report as JSON and as text. Returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{NAME}.json", folder / f"{NAME}.txt"]
     for path, text in zip(files, (report.to_json() + "\n", report.to_text()), strict=True):
         path.write_text(text)

@@ -185,7 +185,7 @@ def _checker(schema_text: str) -> Callable[[str], None]:
         from jsonschema_specifications import REGISTRY
     except ImportError as error:
         raise ImportError(
-            "validate=True needs the package jsonschema: pip install 'sgl-vllm[validate]'"
+            "validate=True needs the package jsonschema: pip install jsonschema"
         ) from error
     schema = json.loads(schema_text)
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)

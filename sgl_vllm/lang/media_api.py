@@ -13,7 +13,7 @@ from sgl_vllm.lang import media
 from sgl_vllm.lang.ir import Picture, Show, Speech, SpokenGen, Transcription, Var
 from sgl_vllm.lang.keywords import suggests
 from sgl_vllm.lang.media import SPEECH_FORMATS, Media, ServiceOptions, SpeechFormat, Voice
-from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.sampling import sampling_of
 from sgl_vllm.lang.tracing.standin import deferrable
 
 
@@ -87,7 +87,7 @@ def speech(
         return Speech(name, options, text, as_spoken)
     if instructions is not None or speed is not None:
         raise ValueError("instructions and speed are for a text: say it in the chat instead")
-    sampling = Sampling(max_new_tokens=max_tokens, temperature=temperature)
+    sampling = sampling_of({"max_new_tokens": max_tokens, "temperature": temperature})
     return SpokenGen(name, options, sampling, as_spoken)
 
 

@@ -5,9 +5,11 @@ Owns the list of options and how they combine. How an API spells them is up to e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, TypedDict, TypeVar  # Any: values that are not checked yet
 
 from sgl_vllm.lang.text import check_unicode
@@ -94,7 +96,7 @@ class SamplingDefaults(GenOptions, total=False):
 
 def sampling_of(given: Mapping[str, Any]) -> Sampling:
     """Options as the user gives them. TypeError for a value of another type, and for names that
-    `Sampling` does not have."""
+    `Sampling` does not have; ValueError for a number out of bounds."""
     read = {name: _READERS[name](name, given[name]) for name in _READERS.keys() & given.keys()}
     return Sampling(**{**given, **read})
 
@@ -137,7 +139,30 @@ def _tuple_of(kind: type[T], shown: str, option: str, values: Iterable[T]) -> tu
     return given
 
 
+def _as_number(option: str, number: float | None) -> float | None:
+    """TypeError for what is no number, ValueError for one that no server takes."""
+    least, most = _BOUNDS[option]
+    if number is None:
+        return None
+    if not isinstance(number, Real):
+        raise TypeError(f"{option} must be a number, not {number!r}")
+    if not least <= number <= most:
+        limit = f"at least {least:g}" if number < least else f"at most {most:g}"
+        raise ValueError(f"{option} must be {limit}, not {number!r}")
+    return number
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("max_new_tokens", "n"), (1, math.inf)),
+    **dict.fromkeys(("min_new_tokens", "top_logprobs_num", "temperature"), (0, math.inf)),
+    **dict.fromkeys(("top_k", "logprob_start_len"), (-1, math.inf)),
+    **dict.fromkeys(("top_p", "min_p"), (0, 1)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (-2, 2)),
+}
+"""The least and the greatest value of an option."""
+
 _READERS: dict[str, Callable[[str, Any], object]] = {
+    **dict.fromkeys(_BOUNDS, _as_number),
     "stop": as_texts,
     "stop_regex": as_patterns,
     "stop_token_ids": as_ids,

@@ -72,9 +72,15 @@ def _sentence_of(error: Any) -> str:
     """One error of a validation: a text, or what is wrong and where."""
     if isinstance(error, str):
         return error
+    if (error["type"], error["loc"]) == ("missing", ("body",)) or error["type"] == "json_invalid":
+        return "the body is not JSON"
     place = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
     # Beside names and indices, a place has the kinds of pydantic's validators.
-    names = [one for one in map(str, place) if one.isidentifier() or one.isdecimal()]
+    names = [
+        one
+        for one in map(str, place)
+        if one.isdecimal() or (one.isidentifier() and not one[0].isupper())
+    ]
     message = error["msg"].removeprefix("Value error, ")
     return one_line(f"{'.'.join(names)}: {message}".removeprefix(": "))
 

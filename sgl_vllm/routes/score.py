@@ -20,7 +20,7 @@ from typing import Annotated, Any  # Any: the JSON of a request
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field, ValidationError
+from pydantic import Field, PlainValidator, ValidationError
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
@@ -58,14 +58,25 @@ NO_MEDIA = (
 )
 
 
+def _prompt(value: object) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError('has to be an object with a "prompt" (a text) or "messages"')
+    return value
+
+
+Prompt = Annotated[Json, PlainValidator(_prompt)]
+
+
 class ScoreBody(Body):
     """`prompt` and each of `continuations`, which is the prompt with a choice after it, are
     requests to vLLM's `/tokenize`. `warm` sends what they share ahead. `cache_salt` is that of the
     requests whose cached prefixes the scores may use, and `program` names the program that they
     belong to (`protocol/hints.py`)."""
 
-    prompt: Json
-    continuations: Annotated[list[Json], Field(min_length=1, max_length=scoring.MAX_CONTINUATIONS)]
+    prompt: Prompt
+    continuations: Annotated[
+        list[Prompt], Field(min_length=1, max_length=scoring.MAX_CONTINUATIONS)
+    ]
     unconditional: bool = False
     warm: bool = False
     model: Text | None = None

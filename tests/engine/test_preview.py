@@ -137,6 +137,12 @@ def as_objects(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def test_offloading_which_needs_a_gpu_is_refused_as_vllm_would_later():
+    doctor = [sys.executable, "-m", "sgl_vllm.commands.cli", "doctor", MODEL]
+    answer = subprocess.run([*doctor, "--kv-offloading-size", "1"], capture_output=True, text=True)
+    assert answer.returncode == 2 and "leave out --kv-offloading-size" in answer.stderr
+
+
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_an_engine_has_the_parts_that_were_foreseen(start, models, outlooks, case):
     from sgl_vllm.preview.engine import facts

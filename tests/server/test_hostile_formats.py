@@ -80,9 +80,11 @@ def test_what_the_engine_refuses_is_a_400_with_the_reason(http, path, fields):
     assert (error["code"], error["message"]) == (400, "no text satisfies the regex")
 
 
-def test_a_refused_prompt_ends_the_others_of_its_batch(http):
+def test_a_refused_prompt_ends_the_others_of_its_batch_and_is_logged_in_a_line(http, server):
     body = {"model": "demo", "prompt": ["Hi", "Ho"], "structured_outputs": NOTHING}
     assert http.post("/completions", content=json.dumps(body)).status_code == 400
+    *_, line = [line for line in server.log_path.read_text().splitlines() if "Failed to" in line]
+    assert line.endswith(": 'no text satisfies the regex'")
 
 
 LONG = "x" * 10_000_000

@@ -97,6 +97,7 @@ A: dict[str, Any] = {"prompt": "a"}
     ("body", "status", "said"),
     [
         ({"prompt": A, "continuations": []}, 400, "continuations"),
+        ({"prompt": {"messages": ["Hi"]}, "continuations": [A]}, 400, "messages.0: Input"),
         ({"prompt": A, "continuations": [A], "model": "nobody"}, 404, "nobody"),
         ({"prompt": A, "continuations": [{"prompt": "a b c d " * 3000}]}, 400, "context length"),
         ({"prompt": {"prompt": ""}, "continuations": [A]}, 400, "no token"),

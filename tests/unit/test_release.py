@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sgl_vllm import shipped
 from sgl_vllm.commands import cli, examples
 from tools.release.__main__ import newest_notes
 
@@ -43,6 +44,12 @@ def test_an_unknown_benchmark_is_answered_with_those_that_exist(
     assert capsys.readouterr().err == expected
     assert cli.main(["bench", "zzz"]) == 2
     assert "unknown benchmark zzz; there are ab, " in capsys.readouterr().err
+
+
+def test_each_example_and_configuration_file_has_a_line_in_the_list() -> None:
+    lines = {name: shipped.summary_of(file) for name, file in examples.files().items()}
+    assert all(len(line) > 20 and line.endswith(".") for line in lines.values()), lines
+    assert lines["tutorial.ipynb"] == "Programs for language models, in twenty minutes."
 
 
 def test_copied_examples_keep_their_folders_and_overwrite_nothing(

@@ -293,6 +293,10 @@ def test_imported_programs_do_not_stand_in_the_way(run: Run) -> None:
         (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is not a record"),
         (["story.py", "--var", "animal=a", "--record", "no/where"], "no/where cannot be opened"),
         (["story.py", "--var", "animal=a", "--html", "no/where"], "no/where cannot be opened"),
+        (
+            ["story.py", "--var", "animal=a", "--temperature", "-1"],
+            "temperature must be at least 0",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_status_2(
@@ -301,14 +305,26 @@ def test_what_makes_no_sense_is_one_line_and_status_2(
     status, _, errors = run(*arguments)
     assert status == 2
     assert the_line(errors).startswith(said)
-    assert "--html" in arguments or server.requests == []
+    assert server.requests == []
 
 
-def test_a_file_that_cannot_be_loaded_says_where(run: Run, folder: Path) -> None:
-    (folder / "broken.py").write_text("x = 1\nundefined\n")
+MAIN_PART = '. Put what runs the program under `if __name__ == "__main__":`'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("undefined", f"NameError: name 'undefined' is not defined (line 2){MAIN_PART}"),
+        ("raise SystemExit('no --animal')", f"SystemExit: no --animal (line 2){MAIN_PART}"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (line 2)"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_says_where(
+    run: Run, folder: Path, line: str, said: str
+) -> None:
+    (folder / "broken.py").write_text(f"x = 1\n{line}\n")
     status, _, errors = run("broken.py")
     assert status == 1
-    said = "NameError: name 'undefined' is not defined (line 2)"
     assert the_line(errors) == f"broken.py cannot be loaded: {said}"
 
 

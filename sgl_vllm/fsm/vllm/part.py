@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from sgl_vllm.fsm.vllm.executor import GrammarExecutor
 from sgl_vllm.fsm.vllm.resources import bytes_of_tokens
 from sgl_vllm.fsm.warm_up import compile_loops
 from sgl_vllm.part import EngineView, Part
+from sgl_vllm.protocol.quoting import quoted
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,7 +58,17 @@ def install_backend(engine: EngineView, manager: StructuredOutputManager) -> Sgl
         stock="guidance" if stock == "guidance" else "xgrammar",
     )
     manager.executor = GrammarExecutor(manager.executor, backend)
+    logging.getLogger(type(manager).__module__).addFilter(_in_one_line)
     return backend
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Makes vLLM log a refused format without a traceback: only its sender is at fault."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ValueError):
+        record.msg, record.args = f"{record.getMessage()}: {quoted(str(error))}", ()
+        record.exc_info = None
+    return True
 
 
 def token_bytes_reader(

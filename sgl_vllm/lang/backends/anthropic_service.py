@@ -89,7 +89,7 @@ class Anthropic(ScorelessBackend, ClientBackend):
             import anthropic
         except ImportError as error:
             raise BackendError(
-                "Anthropic needs the package anthropic: pip install 'sgl-vllm[anthropic]'"
+                "Anthropic needs the package anthropic: pip install anthropic"
             ) from error
         return anthropic
 

@@ -336,9 +336,7 @@ async def _litellm() -> ModuleType:
         try:
             import litellm
         except ImportError as error:
-            raise BackendError(
-                "LiteLLM needs the package litellm: pip install 'sgl-vllm[litellm]'"
-            ) from error
+            raise BackendError("LiteLLM needs the package litellm: pip install litellm") from error
         module: ModuleType = litellm
         return module
 

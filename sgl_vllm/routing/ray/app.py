@@ -67,7 +67,7 @@ def build_app(arguments: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise RayServeError(
             f"Ray Serve LLM cannot be imported here: {error}. Beside your vLLM, install what it "
-            "needs: pip install 'sgl-vllm[ray]'"
+            "needs: pip install '.[ray]' in the repository"
         ) from error
     for model in filled["llm_configs"]:
         _check_router(model["deployment_config"]["request_router_config"])
@@ -135,7 +135,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise RayServeError("PyYAML is not installed: pip install 'sgl-vllm[ray]'") from error
+        raise RayServeError(
+            "PyYAML is not installed: pip install '.[ray]' in the repository"
+        ) from error
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:

@@ -19,11 +19,20 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_missing_model_is_said_in_one_line_and_nothing_is_written(folder, capsys):
-    assert main(["verify", "no/such-model"]) == 2
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no/such-model"], "not run: no/such-model is "),
+        (["m", "--dtype", "half", "--output", "/proc/no"], "/proc/no cannot be opened"),
+        (["--dtype", "half", "m"], "write MODEL before --dtype"),
+        (["--outptu", ".", "m"], "write MODEL before --outptu; did you mean --output?"),
+    ],
+)
+def test_what_cannot_run_is_said_in_one_line_and_nothing_is_written(folder, capsys, words, said):
+    assert main(["verify", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1].startswith("sgl-vllm verify: not run: no/such-model is ")
+    assert err.splitlines()[-1].startswith(f"sgl-vllm verify: {said}")
     assert not list(folder.iterdir())
 
 

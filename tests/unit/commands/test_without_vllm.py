@@ -33,11 +33,12 @@ FAILS = {
     "verify x": (2, REMEDY),
     "doctor MODEL": (2, REMEDY),
     "doctor --as-on-gpu MODEL --dtype float32": (2, REMEDY),
+    "doctor --dtype float32 MODEL": (2, "write MODEL before --dtype"),
     "quickstart --no-browser": (1, REMEDY),
     "demo": (1, REMEDY),
     "bench ab tight_cache": (1, REMEDY),
     "bench kernels": (1, REMEDY),
-    "ray-serve x": (1, "PyYAML is not installed: pip install 'sgl-vllm[ray]'"),
+    "ray-serve x": (1, "PyYAML is not installed: pip install '.[ray]' in the repository"),
 }
 """For each command line, the exit status and the only line printed, on standard error."""
 

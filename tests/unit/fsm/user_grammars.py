@@ -126,6 +126,7 @@ NOT_OURS = {
         'root ::= x\nx ::= y x "a" | [0-9a-z]\ny ::= "" | "(" y ")" y'
     ),
     "many states": 'root ::= ("a" | "b")* "a" ("a" | "b"){40}',
+    "a limit of tokens": "root ::= x\nx[max_tokens=3] ::= [a-z]+",
     "many copies": "root ::= (([a-z]{0,100}){0,100}){0,100}",
 }
 """Grammars that xgrammar takes, and the automata do not."""

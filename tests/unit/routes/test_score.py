@@ -38,9 +38,9 @@ def refusal(body: Any) -> tuple[int, str]:
     [
         ([], "the body has to be a JSON object"),
         ({}, "prompt: Field required"),
-        ({"prompt": "a", "continuations": ["ab"]}, "prompt: Input should be a valid dictionary"),
+        ({"prompt": "a", "continuations": ["ab"]}, "prompt: has to be an object with"),
         ({"prompt": A}, "continuations: Field required"),
-        ({"prompt": A, "continuations": [AB, "ab"]}, "continuations.1: Input should be a valid"),
+        ({"prompt": A, "continuations": [AB, "ab"]}, "continuations.1: has to be an object"),
         ({"prompt": A, "continuations": [AB] * 1025}, "at most 1024 items"),
         *(
             (

@@ -63,4 +63,4 @@ def test_without_ray_the_message_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     monkeypatch.setitem(sys.modules, "ray.serve.llm", None)
     assert cli.main(["ray-serve", str(EXAMPLE), "--port", "0"]) == 1
-    assert "pip install 'sgl-vllm[ray]'" in capsys.readouterr().err
+    assert "pip install '.[ray]'" in capsys.readouterr().err

@@ -39,6 +39,7 @@ class CacheConfig:
     cache_dtype: str  # [self_check, approximate_reuse]
     block_size: int  # [routes, rank_routing]
     num_gpu_blocks: int | None  # [rank_routing]
+    kv_offloading_size: float | None  # [preview]
 
 class DeviceConfig:
     device_type: str
