@@ -21,13 +21,7 @@ from rich.table import Table
 
 from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
-from sgl_vllm.commands.arguments import (
-    SERVE_FLAGS,
-    PrintsJson,
-    argument,
-    check_model_first,
-    flag,
-)
+from sgl_vllm.commands.arguments import SERVE_FLAGS, PrintsJson, argument, check_model_first, flag
 from sgl_vllm.commands.terminal import Misused
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks

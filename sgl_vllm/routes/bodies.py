@@ -6,6 +6,7 @@ error is a 400 with one sentence. Does not own what a body means, which each rou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Self  # Any: the JSON of a request; an error of pydantic's
 
@@ -76,11 +77,7 @@ def _sentence_of(error: Any) -> str:
         return "the body is not JSON"
     place = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
     # Beside names and indices, a place has the kinds of pydantic's validators.
-    names = [
-        one
-        for one in map(str, place)
-        if one.isdecimal() or (one.isidentifier() and not one[0].isupper())
-    ]
+    names = [one for one in map(str, place) if re.fullmatch(r"[0-9]+|[a-z_]\w*", one)]
     message = error["msg"].removeprefix("Value error, ")
     return one_line(f"{'.'.join(names)}: {message}".removeprefix(": "))
 
