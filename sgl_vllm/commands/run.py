@@ -39,8 +39,8 @@ MODULE_NAME = "sgl_vllm_program"
 """The file's ``__name__``: not ``__main__``, so that the file's own main part does not run."""
 
 DESCRIPTION = """\
-Runs a @function of a Python file, with arguments from --var. The file's own
-`if __name__ == "__main__":` part does not run.
+Runs a @function of a Python file, with arguments from --var. Before that, all
+of the file runs but its `if __name__ == "__main__":` part.
 
 examples:
   sgl-vllm run story.py --var animal=hare

@@ -24,7 +24,6 @@ def folder(tmp_path, monkeypatch):
     [
         (["no/such-model"], "not run: no/such-model is "),
         (["m", "--dtype", "half", "--output", "/proc/no"], "/proc/no cannot be opened"),
-        (["--dtype", "half", "m"], "write MODEL before --dtype"),
         (["--outptu", ".", "m"], "write MODEL before --outptu; did you mean --output?"),
     ],
 )
