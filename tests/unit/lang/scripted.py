@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.requests import (
     ChoiceAnswer,
@@ -91,6 +92,16 @@ class ScriptedBackend(Backend):
     async def warm(self, prompt: Prompt) -> Usage:
         self.asked.append(prompt)
         return self._usage(prompt, 0)
+
+
+def appending(*values: Any, **options: Any) -> sgl.Program[[], None]:
+    """A program that appends these values."""
+
+    def program(s: sgl.ProgramState) -> None:
+        for value in values:
+            s += value
+
+    return sgl.function(program, **options)
 
 
 class Meeting:

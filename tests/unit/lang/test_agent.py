@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import GenRequest
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -59,13 +59,11 @@ def run(backend: ScriptedBackend, tools: Iterable[Callable[..., Any]], **options
 
 def test_a_chat_has_the_calls_in_assistant_turns_and_their_results_in_user_turns():
     backend = saying(calls(("capital", {"country": "Peru"})), NONE, "It is Lima.")
-
-    @sgl.function
-    def program(s):
-        s += sgl.system("You help.")
-        s += sgl.agent("answer", "What is the capital of Peru?", [capital])
-        s += sgl.user("Thanks.")
-
+    program = appending(
+        sgl.system("You help."),
+        sgl.agent("answer", "What is the capital of Peru?", [capital]),
+        sgl.user("Thanks."),
+    )
     state = program.run(backend=backend)
     roles = [message["role"] for message in state.messages()]
     texts = [message["content"] for message in state.messages()]
@@ -94,12 +92,9 @@ def test_a_chat_has_the_calls_in_assistant_turns_and_their_results_in_user_turns
 
 def test_a_prompt_without_roles_has_them_in_lines():
     backend = saying(calls(("add", {"a": 2})), NONE, "3")
-
-    @sgl.function
-    def program(s):
-        s += "A test."
-        s += sgl.agent("answer", "Add.", [add], instructions="Tools: {tools}\n") + "!"
-
+    program = appending(
+        "A test.", sgl.agent("answer", "Add.", [add], instructions="Tools: {tools}\n") + "!"
+    )
     tools = (
         'Tools: - add: Arguments: {"type": "object", "properties": {"a": {"type": "integer"}, "b": '
         '{"type": "integer", "default": 1}}, "required": ["a"], "additionalProperties": false}\n'
@@ -113,24 +108,15 @@ def test_a_prompt_without_roles_has_them_in_lines():
 
 def test_a_second_agent_of_a_prompt_does_not_describe_the_tools_again():
     backend = saying(NONE, "one", NONE, "two")
-
-    @sgl.function
-    def program(s):
-        s += sgl.agent("first", "Go.", [add])
-        s += sgl.agent("second", "Go on.", [add])
-
+    program = appending(sgl.agent("first", "Go.", [add]), sgl.agent("second", "Go on.", [add]))
     state = program.run(backend=backend)
     assert state.text().count("- add: Arguments") == 1
     assert state.messages()[-4]["content"] == "Go on."
 
 
 def test_an_open_turn_is_refused():
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.agent("answer", "Go.", [add]))
-
     with pytest.raises(sgl.ProgramError, match=r"agent 'answer' failed: .*close the user turn"):
-        program.run(backend=saying())
+        appending(sgl.user(sgl.agent("answer", "Go.", [add]))).run(backend=saying())
 
 
 # --- schemas and types ---------------------------------------------------------------------------

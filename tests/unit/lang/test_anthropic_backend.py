@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import Generated
 from sgl_vllm.lang.backends.scoreless import StopWatch, cut_at_stop
+from tests.unit.lang.scripted import appending
 from tests.unit.lang.services import ANTHROPIC_ROUTES, Service, serving
 from tests.unit.lang.test_openai_backend import Person, ask
 
@@ -70,12 +71,10 @@ def test_a_turn_that_has_begun_is_prefilled(service, backend):
 
 def test_images_go_as_sources(service, backend):
     data = b"\x89PNG and so on"
-
-    @sgl.function
-    def look(s):
-        s += sgl.user("A" + sgl.image("https://example.org/a.png") + sgl.image(data))
-        s += sgl.assistant(sgl.gen("answer"))
-
+    look = appending(
+        sgl.user("A" + sgl.image("https://example.org/a.png") + sgl.image(data)),
+        sgl.assistant(sgl.gen("answer")),
+    )
     look.run()
     encoded = base64.b64encode(data).decode()
     assert service.body["messages"][0]["content"] == [
@@ -189,18 +188,11 @@ def test_a_select_is_a_tool_that_takes_the_choices_only(service, backend):
 
 
 def test_a_prompt_that_the_api_does_not_take_is_refused(service, backend):
-    @sgl.function
-    def late(s):
-        s += sgl.user("Hi") + sgl.system("Be brief.") + sgl.assistant(sgl.gen("a"))
-
-    @sgl.function
-    def video(s):
-        s += sgl.user(sgl.video("https://example.org/a.mp4")) + sgl.assistant(sgl.gen("a"))
-
-    @sgl.function
-    def users(s):
-        s += sgl.user("I am " + sgl.gen("a"))
-
+    late = appending(sgl.user("Hi") + sgl.system("Be brief.") + sgl.assistant(sgl.gen("a")))
+    video = appending(
+        sgl.user(sgl.video("https://example.org/a.mp4")) + sgl.assistant(sgl.gen("a"))
+    )
+    users = appending(sgl.user("I am " + sgl.gen("a")))
     structured = sgl.gen("a", json_schema=Person)
     for program, feature in (
         (late, "a system turn after another turn"),

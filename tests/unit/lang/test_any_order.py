@@ -7,7 +7,7 @@ import random
 import pytest
 
 import sgl_vllm as sgl
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 DOCS = [f"Document {name}: {name * 30}.\n" for name in "abcdefgh"]
 A, B, C, D, E, *_ = DOCS
@@ -121,11 +121,10 @@ def test_arguments_are_checked_where_they_are_given():
 
 
 def test_the_server_is_told_where_the_segments_are_that_it_may_reuse(server):
-    @sgl.function
-    def program(s):
-        s += "Read.\n" + sgl.any_order(A, "", B, key=str, reuse="approximate")
-        s += "So" + sgl.gen("a") + sgl.any_order(C) + sgl.gen("b")
-
+    program = appending(
+        "Read.\n" + sgl.any_order(A, "", B, key=str, reuse="approximate"),
+        "So" + sgl.gen("a") + sgl.any_order(C) + sgl.gen("b"),
+    )
     state = program.run(backend=sgl.VLLM(server.url))
     for body in server.bodies("/v1/completions"):
         asked, prompt = body["vllm_xargs"], body["prompt"]
@@ -137,14 +136,13 @@ def test_the_server_is_told_where_the_segments_are_that_it_may_reuse(server):
 
 
 def test_in_a_chat_they_are_counted_through_the_contents_of_all_messages(server):
-    @sgl.function
-    def program(s):
-        s += sgl.system("You read.")
-        s += sgl.user("Notes: " + sgl.any_order(A, B, reuse="approximate") + "Why?")
-        s += sgl.assistant("So: " + sgl.gen("a"))
-        s += sgl.user(sgl.any_order(C, reuse="approximate"))
-        s += sgl.assistant(sgl.gen("b"))
-
+    program = appending(
+        sgl.system("You read."),
+        sgl.user("Notes: " + sgl.any_order(A, B, reuse="approximate") + "Why?"),
+        sgl.assistant("So: " + sgl.gen("a")),
+        sgl.user(sgl.any_order(C, reuse="approximate")),
+        sgl.assistant(sgl.gen("b")),
+    )
     program.run(backend=sgl.VLLM(server.url))
     first, second = server.bodies("/v1/chat/completions")
     for body, segments in ((first, {A, B}), (second, {A, B, C})):
@@ -164,13 +162,8 @@ def test_a_segment_may_be_a_variable(backend):
         s += sgl.any_order(A, sgl.var("doc")) + "So" + sgl.gen("a")
 
     assert found.run(backend=backend).text().startswith(A + B)
-
-    @sgl.function
-    def missing(s):
-        s += sgl.any_order(sgl.var("doc"))
-
     with pytest.raises(KeyError, match="doc"):
-        missing.run(backend=backend)
+        appending(sgl.any_order(sgl.var("doc"))).run(backend=backend)
 
 
 def test_a_compiled_program_orders_when_it_runs(backend):

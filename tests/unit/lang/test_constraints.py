@@ -19,6 +19,7 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.constraints import Constraint, ConstraintKind, dtype_constraint, regex_constraint
 from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.sampling import Sampling
+from tests.unit.lang.scripted import appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -50,11 +51,7 @@ class Person(BaseModel):
 
 
 def run(expr, **options):
-    @sgl.function
-    def program(s):
-        s += "x" + expr
-
-    return program.run(**options)
+    return appending("x" + expr).run(**options)
 
 
 # --- literals -----------------------------------------------------------------------------------
@@ -228,10 +225,7 @@ GRAMMAR = ConstraintKind("grammar", "grammar", "grammar")
 GREETING = Constraint(GRAMMAR, 'root ::= "hello" | "bye"')
 
 
-@sgl.function
-def greets(s):
-    s += sgl.user("Greet me.")
-    s += sgl.assistant(Gen("greeting", Sampling(), GREETING))
+greets = appending(sgl.user("Greet me."), sgl.assistant(Gen("greeting", Sampling(), GREETING)))
 
 
 def test_a_new_kind_is_sent_to_vllm_and_recorded_without_changing_a_backend(server, tmp_path):

@@ -10,15 +10,13 @@ from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from tests.unit.lang.http_server import completes, refusing
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
 
 
 def test_a_batch_on_the_languages_own_loop_is_refused_instead_of_hanging():
-    @sgl.function
-    def inner(s):
-        s += "x" + sgl.gen("a")
+    inner = appending("x" + sgl.gen("a"))
 
     @sgl.function
     async def outer(s):
@@ -32,10 +30,7 @@ def test_what_is_queued_ends_although_more_is_appended_right_after_a_cancel():
     async def wait(_: object) -> None:
         await asyncio.sleep(60)
 
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-
+    program = appending("x" + sgl.gen("a"))
     for _ in range(20):
         state = program.run(stream=True, backend=ScriptedBackend(before=wait))
         while "a" not in state:
@@ -48,17 +43,9 @@ def test_what_is_queued_ends_although_more_is_appended_right_after_a_cancel():
 
 def test_the_error_of_a_program_inside_a_tool_names_the_tool(server):
     server.fault = refusing(completes)
-
-    @sgl.function
-    def inner(s):
-        s += "x" + sgl.gen("v")
-
-    @sgl.function
-    def outer(s):
-        s += sgl.tool("t", lambda: inner.run()["v"])
-
+    inner = appending("x" + sgl.gen("v"))
     with pytest.raises(sgl.ProgramError, match=r"tool <lambda> for 't' failed: gen 'v' failed"):
-        outer.run()
+        appending(sgl.tool("t", lambda: inner.run()["v"])).run()
 
 
 def test_an_image_ends_what_was_generated_ahead():
@@ -76,10 +63,7 @@ def test_an_image_ends_what_was_generated_ahead():
 
 
 def test_a_readers_text_is_that_of_one_variable_even_if_its_name_is_given_again():
-    @sgl.function
-    def program(s):
-        s += sgl.gen("x") + sgl.gen("x")
-
+    program = appending(sgl.gen("x") + sgl.gen("x"))
     answers = iter(["answer1", "answer2"])
     state = program.run(backend=ScriptedBackend(reply=lambda _: next(answers)), stream=True)
     text = "".join(state.text_iter("x"))
@@ -89,21 +73,17 @@ def test_a_readers_text_is_that_of_one_variable_even_if_its_name_is_given_again(
 
 
 def test_logprobs_without_text_are_asked_for_by_one_gen_alone(server):
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a", return_logprob=True, return_text_in_logprobs=False)
-        s += sgl.gen("b", return_logprob=True)
-
+    program = appending(
+        "x" + sgl.gen("a", return_logprob=True, return_text_in_logprobs=False),
+        sgl.gen("b", return_logprob=True),
+    )
     state = program.run()
     assert {e["text"] for e in state.get_meta_info("a")["output_token_logprobs"]} == {None}
     assert None not in {e["text"] for e in state.get_meta_info("b")["output_token_logprobs"]}
 
 
 def test_prompt_logprobs_and_streaming_exclude_each_other_at_vllm_and_the_first_win(server):
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a", return_logprob=True, logprob_start_len=0)
-
+    program = appending("x" + sgl.gen("a", return_logprob=True, logprob_start_len=0))
     state = program.run(stream=True)
     state.sync()
     (body,) = server.bodies("/v1/completions")
@@ -112,11 +92,7 @@ def test_prompt_logprobs_and_streaming_exclude_each_other_at_vllm_and_the_first_
 
 def test_a_gateway_that_lets_nothing_else_through_is_asked_once(server):
     server.fault = refusing(lambda path, body: "/sgl/" in path, 403)
-
-    @sgl.function
-    def program(s):
-        s += "x" * 200 + sgl.gen("a") + sgl.select("b", ["yes", "no"])
-
+    program = appending("x" * 200 + sgl.gen("a") + sgl.select("b", ["yes", "no"]))
     program.run()
     program.run()
     assert len([path for path, _ in server.requests if "/sgl/" in path]) == 1
@@ -138,12 +114,10 @@ def test_what_a_server_has_taken_out_of_the_text_is_the_reasoning(server):
         if path.endswith("chat/completions")
         else None
     )
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("The capital of Peru?")
-        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), "deepseek-r1"))
-
+    program = appending(
+        sgl.user("The capital of Peru?"),
+        sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), "deepseek-r1")),
+    )
     state = program.run()
     assert (state["a"], state["a_reasoning_content"]) == ("Lima", "Peru? Lima.")
 

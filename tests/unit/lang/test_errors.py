@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from tests.unit.lang.http_server import refusing
+from tests.unit.lang.scripted import appending
 
 
 def fails_on(text):
@@ -19,11 +20,9 @@ def fails_on(text):
     return refusing(lambda path, body: text in body.get("prompt", ""), 500, "the engine is dead")
 
 
-@sgl.function
-def two_gens(s):
-    s += "x" + sgl.gen("first")
-    s += " bad " + sgl.gen("second")
-    s += " more " + sgl.gen("third")
+two_gens = appending(
+    "x" + sgl.gen("first"), " bad " + sgl.gen("second"), " more " + sgl.gen("third")
+)
 
 
 def test_run_raises_the_first_failed_operation_and_chains_its_cause(server, backend):
@@ -138,11 +137,7 @@ def test_programs_run_while_the_server_does_not_say_whether_it_has_the_plugin(se
     server.plugin = True
     server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
     server.fault = refusing(lambda path, body: path == "/v1/sgl/stats", 503, "busy")
-
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a", max_tokens=5) + sgl.select("pick", ["no", "yes"])
-
+    program = appending("x" + sgl.gen("a", max_tokens=5) + sgl.select("pick", ["no", "yes"]))
     assert program.run()["pick"] == "yes"
     assert {path for path, _ in server.requests} == {
         *("/v1/models", "/v1/sgl/stats", "/v1/completions", "/tokenize")

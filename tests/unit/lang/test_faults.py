@@ -15,6 +15,7 @@ import pytest
 import sgl_vllm as sgl
 from tests.unit.lang.conftest import LONG
 from tests.unit.lang.http_server import refusing
+from tests.unit.lang.scripted import appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
 
@@ -131,11 +132,7 @@ def test_a_logprob_of_exactly_zero_is_a_value_like_any_other(server, plugin, met
     server.logprob = lambda token, position: (
         -2.0 if position <= 1 else 0.0 if chr(token) == "b" else -0.5
     )
-
-    @sgl.function
-    def program(s):
-        s += "Q:" + sgl.select("pick", ["a", "b", "c"], choices_method=method)
-
+    program = appending("Q:" + sgl.select("pick", ["a", "b", "c"], choices_method=method))
     state = program.run()
     assert state["pick"] == "b"
     assert state.get_meta_info("pick")["token_logprobs"][1] == [0.0]
@@ -145,11 +142,7 @@ def test_a_logprob_of_exactly_zero_is_a_value_like_any_other(server, plugin, met
 def test_select_prefers_neither_the_longest_nor_the_shortest_choice(server, order):
     """SGLang's issue 523."""
     choices = ["ok", "okay then", "okay then, if you really must"][::order]
-
-    @sgl.function
-    def program(s):
-        s += "Q:" + sgl.select("pick", choices)
-
+    program = appending("Q:" + sgl.select("pick", choices))
     likely = "ok"
     server.logprob = lambda token, position: -0.1 if chr(token) in likely else -1.0
     assert program.run()["pick"] == "ok"

@@ -13,7 +13,7 @@ from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.steps import generations_of
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -199,11 +199,9 @@ def test_a_program_that_is_not_compiled_has_no_graph(listener: Listener) -> None
 def test_each_attempt_names_its_step_and_the_last_says_what_follows(listener: Listener) -> None:
     answers = iter(["no number", "7", "text"])
     listener.reply = lambda prompt: next(answers)
-
-    @sgl.function
-    def program(s: Any) -> None:
-        s += "a" + sgl.gen("x", dtype=int, retries=1) + sgl.tool("t", look) + sgl.gen("y")
-
+    program = appending(
+        "a" + sgl.gen("x", dtype=int, retries=1) + sgl.tool("t", look) + sgl.gen("y")
+    )
     program.compile().run(backend=listener)
     assert [one.step.index for one in listener.hints if one.step is not None] == [0, 0, 1]
     assert [one.next_tool for one in listener.hints] == [None, "look", None]

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
 from tests.unit.lang.conftest import LONG
+from tests.unit.lang.scripted import appending
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -26,14 +27,10 @@ pytestmark = pytest.mark.timeout(30)
 # --- programs of every kind ---------------------------------------------------------------------
 
 
-@sgl.function
-def plain(s):
-    s += "x" + sgl.gen("a") + "bad" + sgl.gen("b", max_tokens=9)
+plain = appending("x" + sgl.gen("a") + "bad" + sgl.gen("b", max_tokens=9))
 
 
-@sgl.function
-def one_gen(s):
-    s += "x" + sgl.gen("a")
+one_gen = appending("x" + sgl.gen("a"))
 
 
 @sgl.function
@@ -45,14 +42,10 @@ def fork(s):
     s += str(s["b"])
 
 
-@sgl.function
-def chat(s):
-    s += sgl.user("bad") + sgl.assistant(sgl.gen("b"))
+chat = appending(sgl.user("bad") + sgl.assistant(sgl.gen("b")))
 
 
-@sgl.function
-def select(s):
-    s += "x" + sgl.gen("a") + "bad" + sgl.select("b", ["yes", "no"])
+select = appending("x" + sgl.gen("a") + "bad" + sgl.select("b", ["yes", "no"]))
 
 
 @sgl.function

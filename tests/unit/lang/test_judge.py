@@ -12,7 +12,7 @@ from sgl_vllm.lang.backends.requests import ChoiceAnswer, ScoreAnswer
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
-from tests.unit.lang.scripted import ScriptedBackend, text_of
+from tests.unit.lang.scripted import ScriptedBackend, appending, text_of
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -79,23 +79,15 @@ def test_several_criteria_are_asked_on_copies_of_their_own():
 
 def test_in_a_prompt_without_roles_and_inside_of_a_turn():
     backend = Grading({"polite": [0.0, -99.0]})
-
-    @sgl.function
-    def program(s):
-        s += "Hello!" + sgl.judge("grade", "polite", scale=2) + " Bye."
-
+    program = appending("Hello!" + sgl.judge("grade", "polite", scale=2) + " Bye.")
     state = program.run(backend=backend)
     assert state.text() == "Hello! Bye."
     text, choices = backend.asked[0]
     assert text == "Hello!\npolite\nGrade it from 1 to 2, where 2 is best.\nGrade:"
     assert choices == (" 1", " 2")
-
-    @sgl.function
-    def inside(s):
-        s += sgl.user("Hi") + sgl.assistant(
-            "Hello!" + sgl.judge("grade", "polite", scale=2) + " Bye."
-        )
-
+    inside = appending(
+        sgl.user("Hi") + sgl.assistant("Hello!" + sgl.judge("grade", "polite", scale=2) + " Bye.")
+    )
     state = inside.run(backend=backend)
     assert state.messages()[-1] == {"role": "assistant", "content": "Hello! Bye."}
     assert backend.asked[-1][0].startswith("<user>Hi<assistant>Hello!<user>polite\n")

@@ -12,7 +12,7 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.media import Media
 from tests.unit.lang.conftest import BEGIN, render
 from tests.unit.lang.media_server import drawn, spoken
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -116,12 +116,10 @@ def test_several_in_one_turn_and_in_several_turns_stand_where_they_were_put(serv
 def test_a_select_after_an_image_sends_each_choice_with_the_image(server, plugin):
     server.plugin = plugin
     server.logprob = lambda token, position: -0.1 if chr(token) in "cat" else -3.0
-
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.image("http://h/1") + "what?")
-        s += sgl.assistant("a " + sgl.select("a", ["dog", "cat"]))
-
+    program = appending(
+        sgl.user(sgl.image("http://h/1") + "what?"),
+        sgl.assistant("a " + sgl.select("a", ["dog", "cat"])),
+    )
     state = program.run()
     assert state["a"] == "cat"
     assert state.get_meta_info("a")["scores"] == pytest.approx([-3.0, -0.1])
@@ -192,22 +190,15 @@ def test_a_server_that_lets_no_client_choose_the_frames_is_named_with_the_flag(s
 
 
 def test_an_image_outside_of_a_turn_is_an_error_that_says_where_it_belongs():
-    @sgl.function
-    def program(s):
-        s += "see " + sgl.image("http://h/1") + sgl.gen("a")
-
     with pytest.raises(sgl.ProgramError, match=r"outside of a turn: put it in user\(\.\.\.\)"):
-        program.run()
+        appending("see " + sgl.image("http://h/1") + sgl.gen("a")).run()
 
 
 # --- audio in ------------------------------------------------------------------------------------
 
 
 def audio_part(source) -> dict[str, object]:
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.audio(source))
-
+    program = appending(sgl.user(sgl.audio(source)))
     (part,) = program.run(backend=ScriptedBackend()).messages()[0]["content"]
     return part
 
@@ -265,10 +256,7 @@ def test_wrong_arguments_are_errors_where_the_program_has_them(make, says: str):
     ],
 )
 def test_a_service_is_sent_only_audio_that_it_takes(backend, source, named: str):
-    @sgl.function
-    def program(s):
-        s += sgl.user(sgl.audio(source)) + sgl.assistant(sgl.gen("answer"))
-
+    program = appending(sgl.user(sgl.audio(source)) + sgl.assistant(sgl.gen("answer")))
     backends = {
         "openai": sgl.OpenAI("gpt-audio", base_url="https://api.openai.com/v1"),
         "anthropic": sgl.Anthropic("claude", api_key="k"),

@@ -9,7 +9,7 @@ import pytest
 
 import sgl_vllm as sgl
 from tests.unit.lang.http_server import refusing
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 
 @sgl.function
@@ -64,11 +64,7 @@ def test_a_schema_that_the_server_refuses_is_shown_in_the_traceback(server, back
     """Its own words name neither the schema nor the option."""
     refused = "Grammar error: Invalid type: strin"
     server.fault = refusing(lambda path, body: "structured_outputs" in body, message=refused)
-
-    @sgl.function
-    def program(s):
-        s += "A card: " + sgl.gen("card", json_schema={"type": "strin"})
-
+    program = appending("A card: " + sgl.gen("card", json_schema={"type": "strin"}))
     with pytest.raises(sgl.ProgramError, match=r"'card' failed: .*Invalid type: str") as caught:
         program.run()
     shown = "".join(traceback.format_exception(caught.value))
@@ -114,12 +110,8 @@ def test_a_failed_tool_names_the_exceptions_type(error, shown):
     def look():
         raise error
 
-    @sgl.function
-    def program(s):
-        s += sgl.tool("found", look)
-
     with pytest.raises(sgl.ProgramError, match=f"tool look for 'found' failed: {shown}") as caught:
-        program.run(backend=ScriptedBackend())
+        appending(sgl.tool("found", look)).run(backend=ScriptedBackend())
     assert caught.value.__cause__ is error
 
 

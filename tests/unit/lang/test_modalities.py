@@ -17,7 +17,7 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.requests import MediaAnswer, MediaRequest
 from sgl_vllm.lang.wav import with_length
 from tests.unit.lang.media_server import MediaService, drawn, heard, serving, spoken
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -44,12 +44,9 @@ def speaking(name, text, **options):
 
 
 def test_a_text_is_spoken_and_the_variable_holds_a_wav_file(service, backend, tmp_path: Path):
-    @sgl.function
-    def program(s):
-        s += "Hello."
-        s += speaking("reply", "Hello, hare.", instructions="cheerfully", speed=1.5)
-        s += " Bye."
-
+    program = appending(
+        "Hello.", speaking("reply", "Hello, hare.", instructions="cheerfully", speed=1.5), " Bye."
+    )
     state = program.run(backend=backend)
     reply = state["reply"]
     assert heard(reply.data) == ("Hello, hare.", 0.12)
@@ -66,14 +63,12 @@ def test_a_text_is_spoken_and_the_variable_holds_a_wav_file(service, backend, tm
 
 def test_a_model_answers_aloud_and_the_transcript_is_the_text(service, backend):
     service.answer = "I heard: {said}"
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("say " + sgl.audio(spoken("hare")))
-        s += sgl.assistant(sgl.speech("reply", voice="alloy", max_tokens=9, temperature=0.5))
-        s += sgl.user("again")
-        s += sgl.assistant(sgl.gen("more"))
-
+    program = appending(
+        sgl.user("say " + sgl.audio(spoken("hare"))),
+        sgl.assistant(sgl.speech("reply", voice="alloy", max_tokens=9, temperature=0.5)),
+        sgl.user("again"),
+        sgl.assistant(sgl.gen("more")),
+    )
     state = program.run(backend=backend)
     assert heard(state["reply"].data)[0] == "I heard: say  hare"
     assert state.messages()[1] == {"role": "assistant", "content": "I heard: say  hare"}
@@ -88,12 +83,8 @@ def test_a_model_answers_aloud_and_the_transcript_is_the_text(service, backend):
 
 
 def test_a_spoken_answer_belongs_into_an_assistant_turn_and_is_not_cut_by_a_pattern(backend):
-    @sgl.function
-    def program(s):
-        s += "text " + sgl.speech("reply", voice="alloy")
-
     with pytest.raises(sgl.ProgramError, match=r"speech 'reply' failed.*put it in assistant"):
-        program.run(backend=backend)
+        appending("text " + sgl.speech("reply", voice="alloy")).run(backend=backend)
     with pytest.raises(sgl.ProgramError, match="stop_regex cannot cut a spoken answer: use stop"):
         sgl.function(answer).run(backend=backend, stop_regex="x")
 
@@ -126,15 +117,11 @@ def test_a_picture_is_drawn_and_shown_to_the_model(service, backend):
 
 def test_what_is_said_is_appended_as_text(service, backend, tmp_path: Path):
     (tmp_path / "a.bin").write_bytes(spoken("two hares"))
-
-    @sgl.function
-    def program(s):
-        s += "He said: "
-        s += sgl.transcribe(
-            "words", tmp_path / "a.bin", language="en", hint="hares", model="listener"
-        )
-        s += "."
-
+    program = appending(
+        "He said: ",
+        sgl.transcribe("words", tmp_path / "a.bin", language="en", hint="hares", model="listener"),
+        ".",
+    )
     state = program.run(backend=backend)
     assert state["words"] == "two hares"
     assert state.text() == "He said: two hares."
@@ -150,14 +137,10 @@ def test_what_is_said_is_appended_as_text(service, backend, tmp_path: Path):
 # --- audio in pieces -----------------------------------------------------------------------------
 
 
-@sgl.function
-def read_aloud(s):
-    s += "Listen: " + speaking("reply", "one two three")
+read_aloud = appending("Listen: " + speaking("reply", "one two three"))
 
 
-@sgl.function
-def answered_aloud(s):
-    s += sgl.user("Hi") + sgl.assistant(sgl.speech("reply", voice="alloy"))
+answered_aloud = appending(sgl.user("Hi") + sgl.assistant(sgl.speech("reply", voice="alloy")))
 
 
 @pytest.mark.parametrize("form", ["openai", "bytes"])
@@ -224,11 +207,7 @@ def test_without_stream_the_file_is_one_piece(backend):
 
 
 def test_a_variable_without_a_file_has_no_audio(backend):
-    @sgl.function
-    def program(s):
-        s += sgl.user("Hi") + sgl.assistant(sgl.gen("answer"))
-
-    state = program.run(backend=backend)
+    state = appending(sgl.user("Hi") + sgl.assistant(sgl.gen("answer"))).run(backend=backend)
     with pytest.raises(TypeError, match="'answer' is of type str: it is no audio"):
         list(state.audio_iter("answer"))
     with pytest.raises(KeyError):
@@ -330,10 +309,7 @@ def test_a_backend_without_the_route_names_it(other, feature: str):
 
 
 def test_a_misspelled_field_is_the_services_error(backend):
-    @sgl.function
-    def program(s):
-        s += sgl.picture("x", "A hare", model="painter", extra_body={"qualty": "low"})
-
+    program = appending(sgl.picture("x", "A hare", model="painter", extra_body={"qualty": "low"}))
     with pytest.raises(sgl.ProgramError, match=r"answered 400: body.qualty: Extra inputs"):
         program.run(backend=backend)
 

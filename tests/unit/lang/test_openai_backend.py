@@ -21,6 +21,7 @@ from sgl_vllm.lang.backends.openai_service import (
 from sgl_vllm.lang.backends.scoreless import strict_schema
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from tests.effort import examples
+from tests.unit.lang.scripted import appending
 from tests.unit.lang.services import OPENAI_ROUTES, Service, error, serving
 
 
@@ -254,9 +255,7 @@ def test_several_texts_are_cut_at_all_stop_texts_with_their_logprobs(service, ch
 
 
 def test_a_prompt_that_a_model_does_not_take_is_refused_with_advice(service, chat, completer):
-    @sgl.function
-    def begun(s):
-        s += sgl.user("Who?") + sgl.assistant("Name: " + sgl.gen("name"))
+    begun = appending(sgl.user("Who?") + sgl.assistant("Name: " + sgl.gen("name")))
 
     @sgl.function
     def watch(s, **options):

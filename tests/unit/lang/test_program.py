@@ -14,7 +14,7 @@ from sgl_vllm.lang.backends.openai_api import read_usage
 from sgl_vllm.lang.ir import parts_of
 from sgl_vllm.lang.transcript import WARM_MIN_CHARS
 from tests.unit.lang.conftest import LONG
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 assert len(LONG) >= WARM_MIN_CHARS
 
@@ -117,10 +117,9 @@ def test_usage_is_printed_in_words():
 
 
 def test_a_gen_inherits_from_run_what_it_does_not_say(server):
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a") + sgl.gen("b", max_tokens=7, temperature=0.5, stop=["\n", "."])
-
+    program = appending(
+        "x" + sgl.gen("a") + sgl.gen("b", max_tokens=7, temperature=0.5, stop=["\n", "."])
+    )
     program.run(temperature=0.25, max_new_tokens=9, stop="!", top_k=5)
     first, second = server.bodies("/v1/completions")
     assert (first["max_tokens"], first["temperature"], first["stop"]) == (9, 0.25, "!")
@@ -129,11 +128,10 @@ def test_a_gen_inherits_from_run_what_it_does_not_say(server):
 
 
 def test_the_prompt_up_to_a_slow_tool_is_sent_as_ahead_of_time(server):
-    @sgl.function
-    def program(s):
-        s += "How to read what the tool finds, in more than a few words for each part of it: "
-        s += sgl.tool("found", time.sleep, 0.2) + sgl.gen("a")
-
+    program = appending(
+        "How to read what the tool finds, in more than a few words for each part of it: ",
+        sgl.tool("found", time.sleep, 0.2) + sgl.gen("a"),
+    )
     program.run()
     ahead, answer = server.bodies("/v1/completions")
     assert ahead["vllm_xargs"]["sgl_ahead"] == 1 and ahead["max_tokens"] == 1
@@ -143,11 +141,7 @@ def test_the_prompt_up_to_a_slow_tool_is_sent_as_ahead_of_time(server):
 
 
 def test_the_defaults_are_sglangs_and_are_sent_in_full(server):
-    @sgl.function
-    def program(s):
-        s += "x" + sgl.gen("a")
-
-    program.run()
+    appending("x" + sgl.gen("a")).run()
     (body,) = server.bodies("/v1/completions")
     program_id = body.pop("vllm_xargs")["sgl_program"]
     assert body.pop("request_id").startswith(f"{program_id}-") and program_id.startswith("sgl-")
@@ -348,22 +342,13 @@ def test_a_fork_of_no_branches_is_empty_and_changes_nothing(server, mode):
 
 def test_without_a_backend_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr(sgl.global_config, "default_backend", None)
-
-    @sgl.function
-    def program(s):
-        s += "x"
-
     with pytest.raises(sgl.BackendError, match="set_default_backend"):
-        program.run()
+        appending("x").run()
 
 
 def test_a_stop_pattern_does_not_see_what_an_attempt_before_has_written() -> None:
     replies = iter(["oops;more", "42;more"])
-
-    @sgl.function
-    def number(s):
-        s += "?" + sgl.gen("x", dtype=int, stop_regex=";", retries=1)
-
+    number = appending("?" + sgl.gen("x", dtype=int, stop_regex=";", retries=1))
     assert number.run(backend=ScriptedBackend(lambda _: next(replies)))["x"] == 42
 
 

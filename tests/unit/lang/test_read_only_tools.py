@@ -16,7 +16,7 @@ from sgl_vllm.lang.operations import EarlyTool
 from sgl_vllm.lang.prefill_ahead import AGAIN_MIN_CHARS, ToolTimes
 from sgl_vllm.lang.prompts import TextPrompt
 from sgl_vllm.lang.stream import Stream
-from tests.unit.lang.scripted import Meeting, ScriptedBackend
+from tests.unit.lang.scripted import Meeting, ScriptedBackend, appending
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -31,11 +31,7 @@ def prefixes(backend: ScriptedBackend) -> list[str]:
 def test_it_is_called_while_what_is_before_it_still_generates():
     meeting = Meeting()
     backend = ScriptedBackend(before=meeting.wait_async)
-
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", meeting.wait)
-
+    program = appending("a" + sgl.gen("x") + sgl.read_only_tool("t", meeting.wait))
     state = program.run(backend=backend)
     assert (state.text(), state["t"]) == ("a(1)met", "met")
 
@@ -102,10 +98,7 @@ def test_it_is_canceled_when_something_before_it_fails():
         await asyncio.sleep(0.05)
         raise BackendError("the server is gone")
 
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", wait)
-
+    program = appending("a" + sgl.gen("x") + sgl.read_only_tool("t", wait))
     with pytest.raises(sgl.ProgramError, match=r"gen 'x' failed: the server is gone"):
         program.run(backend=ScriptedBackend(before=fail))
     assert ended.wait(5)
@@ -143,11 +136,7 @@ def slow() -> str:
 @pytest.mark.parametrize("tool", [sgl.tool, sgl.read_only_tool])
 def test_the_prompt_up_to_a_slow_tool_is_computed_meanwhile(tool):
     backend = ScriptedBackend()
-
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x") + INSTRUCTIONS + tool("t", slow) + sgl.gen("y")
-
+    program = appending("a" + sgl.gen("x") + INSTRUCTIONS + tool("t", slow) + sgl.gen("y"))
     state = program.run(backend=backend)
     assert prefixes(backend) == ["a(1)" + INSTRUCTIONS]
     assert backend.prompts == ["a", "a(1)" + INSTRUCTIONS + "found"]
@@ -164,12 +153,7 @@ def test_the_prompt_up_to_a_slow_tool_is_computed_meanwhile(tool):
 )
 def test_nothing_is_computed_ahead_that_would_not_pay(tail):
     backend = ScriptedBackend()
-
-    @sgl.function
-    def program(s):
-        s += "a" + sgl.gen("x") + tail
-
-    program.run(backend=backend)
+    appending("a" + sgl.gen("x") + tail).run(backend=backend)
     assert prefixes(backend) == []
 
 
@@ -189,11 +173,7 @@ class Stuck(ScriptedBackend):
 
 def test_a_prefix_that_still_waits_when_the_tool_returns_is_canceled():
     backend = Stuck()
-
-    @sgl.function
-    def program(s):
-        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
-
+    program = appending(INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y"))
     state = program.run(backend=backend)
     assert state["t"] == "found" and state["y"]
     assert backend.was_canceled.wait(5)
@@ -215,11 +195,7 @@ def quick_clock(monkeypatch):
 def test_a_long_prompt_is_sent_again_shortly_before_a_long_tool_returns():
     backend = ScriptedBackend()
     guide = INSTRUCTIONS * (AGAIN_MIN_CHARS // len(INSTRUCTIONS) + 1)
-
-    @sgl.function
-    def program(s):
-        s += guide + sgl.tool("t", slow) + sgl.gen("y")
-
+    program = appending(guide + sgl.tool("t", slow) + sgl.gen("y"))
     counts = []
     for _ in range(6):
         before = len(prefixes(backend))

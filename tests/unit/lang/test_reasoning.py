@@ -8,6 +8,7 @@ from pydantic import BaseModel
 import sgl_vllm as sgl
 from sgl_vllm.lang.reasoning import FORMATS, reasoning_format
 from tests.unit.lang.http_server import completes, refusing
+from tests.unit.lang.scripted import appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -80,12 +81,9 @@ def test_what_is_left_is_read_as_its_type(server):
         n: int
 
     server.reply = lambda prompt: '<think>{"n": 1}?</think>{"n": 2}'
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("Q")
-        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("a", json_schema=Answer)))
-
+    program = appending(
+        sgl.user("Q"), sgl.assistant(sgl.separate_reasoning(sgl.gen("a", json_schema=Answer)))
+    )
     state = program.run()
     assert state["a"] == Answer(n=2)
     assert state["a_reasoning_content"] == '{"n": 1}?'

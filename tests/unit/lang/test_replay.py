@@ -31,7 +31,7 @@ from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.unit.lang.random_programs import program_of, sources
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 from tests.unit.lang.test_compile import facts, facts_or_error
 
 KEY = "sk-a-secret-of-some-length"
@@ -156,9 +156,7 @@ def test_losers_that_were_cancelled_lose_again(path: Path) -> None:
 # --- streaming -----------------------------------------------------------------------------------
 
 
-@sgl.function
-def asking(s):
-    s += "Question?" + sgl.gen("answer")
+asking = appending("Question?" + sgl.gen("answer"))
 
 
 def test_a_streamed_generation_has_the_recorded_pieces(path: Path) -> None:
@@ -176,10 +174,7 @@ def test_a_streamed_generation_has_the_recorded_pieces(path: Path) -> None:
 
 
 def test_a_generation_that_its_reader_ended_ends_in_the_same_place(path: Path) -> None:
-    @sgl.function
-    def until_digit(s):
-        s += "?" + sgl.gen("answer", stop_regex="[0-9]")
-
+    until_digit = appending("?" + sgl.gen("answer", stop_regex="[0-9]"))
     with sgl.Recorder(ScriptedBackend(lambda _: "abc1def"), path) as recorder:
         recorded = until_digit.run(backend=recorder)["answer"]
     assert len(lines_of(path)[1]["pieces"]) == 5  # one after the digit

@@ -6,6 +6,7 @@ import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.protocol import scoring as scoring_protocol
+from tests.unit.lang.scripted import appending
 
 PAIR = 0x110000  # the fake tokenizer's one token for "ab"
 LONG = "A beginning that is long enough to be worth a request of its own before the choices: "
@@ -119,11 +120,7 @@ def test_no_prefix_is_sent_ahead_of_a_select_where_it_would_not_help(server):
     choose(LONG, ["no", "yes"])  # a stock server does not read its cache for prompt logprobs
     server.plugin = True
     choose("short", ["no", "yes"])
-
-    @sgl.function
-    def after_gen(s):
-        s += LONG + sgl.gen("a", max_tokens=5) + sgl.select("pick", ["no", "yes"])
-
+    after_gen = appending(LONG + sgl.gen("a", max_tokens=5) + sgl.select("pick", ["no", "yes"]))
     after_gen.run(backend=sgl.VLLM(server.url))
     assert server.hints == []
 
@@ -133,16 +130,11 @@ def test_every_chat_has_what_its_template_takes_and_no_other_prompt_has(server, 
     server.plugin = plugin
     options = {"enable_thinking": False}
     backend = sgl.VLLM(server.url, chat_template_kwargs=options)
-
-    @sgl.function
-    def text(s):
-        s += LONG + sgl.select("pick", ["no", "yes"]) + sgl.gen("text", max_tokens=2)
-
-    @sgl.function
-    def chat(s):
-        s += sgl.user(LONG) + sgl.assistant(sgl.gen("answer", max_tokens=2))
-        s += sgl.user("Well?") + sgl.assistant(sgl.select("pick", ["no", "yes"]))
-
+    text = appending(LONG + sgl.select("pick", ["no", "yes"]) + sgl.gen("text", max_tokens=2))
+    chat = appending(
+        sgl.user(LONG) + sgl.assistant(sgl.gen("answer", max_tokens=2)),
+        sgl.user("Well?") + sgl.assistant(sgl.select("pick", ["no", "yes"])),
+    )
     text.run(backend=backend)
     assert not [body for _, body in server.requests if body and "chat_template_kwargs" in body]
     server.requests.clear()
@@ -159,15 +151,8 @@ def test_every_request_that_runs_the_model_carries_the_salt_of_its_tenant(server
     """Scores of a select are asked of `/v1/sgl/score` first, which this server does not have."""
     server.plugin = plugin
     backend = sgl.VLLM(server.url, cache_salt="team")
-
-    @sgl.function
-    def text(s):
-        s += LONG + sgl.select("pick", ["no", "yes"]) + sgl.gen("text", max_tokens=2)
-
-    @sgl.function
-    def chat(s):
-        s += sgl.user("Well?") + sgl.assistant(sgl.gen("answer", max_tokens=2))
-
+    text = appending(LONG + sgl.select("pick", ["no", "yes"]) + sgl.gen("text", max_tokens=2))
+    chat = appending(sgl.user("Well?") + sgl.assistant(sgl.gen("answer", max_tokens=2)))
     for program in (text, chat):
         program.run(backend=backend)
         assert list(program.run(backend=backend, stream=True).text_iter())
@@ -180,11 +165,7 @@ def test_every_request_that_runs_the_model_carries_the_salt_of_its_tenant(server
 
 def test_the_scores_of_a_select_belong_to_its_program(server):
     server.plugin = True
-
-    @sgl.function
-    def text(s):
-        s += LONG + sgl.gen("text", max_tokens=2) + sgl.select("pick", ["no", "yes"])
-
+    text = appending(LONG + sgl.gen("text", max_tokens=2) + sgl.select("pick", ["no", "yes"]))
     for _ in range(2):
         text.run()
     named = [body["vllm_xargs"]["sgl_program"] for body in server.calls if "vllm_xargs" in body]

@@ -16,6 +16,7 @@ import pytest
 from fastapi.responses import PlainTextResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.scripted import appending
 from tests.unit.lang.services import (
     ANTHROPIC_ROUTES,
     OPENAI_ROUTES,
@@ -136,12 +137,8 @@ def test_an_option_that_an_api_lacks_is_refused_by_name(kind, service, make, opt
 
 
 def test_a_prompt_without_roles_is_refused(service, make):
-    @sgl.function
-    def plain(s):
-        s += "Once" + sgl.gen("a")
-
     with pytest.raises(sgl.ProgramError, match=r"a prompt without roles.*put the text into turns"):
-        plain.run()
+        appending("Once" + sgl.gen("a")).run()
     assert service.requests == []
 
 

@@ -17,6 +17,7 @@ from sgl_vllm.lang.speculation import Ahead, Mark, first_stop, without_begun_sto
 from tests.unit.lang.conftest import seen_to_go, words
 from tests.unit.lang.http_server import refusing
 from tests.unit.lang.programs import ScriptedBackend
+from tests.unit.lang.scripted import appending
 
 FORM = "Name: Ada Lovelace\nJob: mathematician\nBorn: 1815\n"
 
@@ -134,11 +135,7 @@ def test_three_fields_take_one_call_and_a_third_of_the_input(server, backend, to
 def test_the_server_is_left_as_soon_as_enough_has_come(server, backend):
     server.document = lambda prompt: "x\n" * 500
     server.chunk_s = 0.005
-
-    @sgl.function(num_api_spec_tokens=4)
-    def program(s):
-        s += "a:" + sgl.gen("a", stop="\n", max_tokens=500)
-
+    program = appending("a:" + sgl.gen("a", stop="\n", max_tokens=500), num_api_spec_tokens=4)
     started = time.monotonic()
     state = program.run()
     assert state["a"] == "x"
@@ -149,12 +146,11 @@ def test_the_server_is_left_as_soon_as_enough_has_come(server, backend):
 
 def test_a_stop_of_none_and_a_list_of_stops_are_fine(server, backend):
     server.document = lambda prompt: "one two. three\nfour"[len(prompt) - 2 :]
-
-    @sgl.function(num_api_spec_tokens=30)
-    def program(s):
-        s += "p:" + sgl.gen("a", max_tokens=4, stop=None) + sgl.gen("b", stop=[".", "\n"])
-        s += "." + sgl.gen("c", stop=("\n",)) + sgl.gen("d")
-
+    program = appending(
+        "p:" + sgl.gen("a", max_tokens=4, stop=None) + sgl.gen("b", stop=[".", "\n"]),
+        "." + sgl.gen("c", stop=("\n",)) + sgl.gen("d"),
+        num_api_spec_tokens=30,
+    )
     state = program.run()
     assert [state[name] for name in "abcd"] == ["one ", "two", " three", "\nfour"]
     assert state.usage.calls == 1

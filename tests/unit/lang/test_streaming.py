@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 import sgl_vllm as sgl
 from sgl_vllm.lang.reasoning import FORMATS
 from tests.unit.lang.conftest import seen_to_go
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
 
-@sgl.function
-def two_gens(s):
-    s += "one:" + sgl.gen("a") + " two:" + sgl.gen("b")
+two_gens = appending("one:" + sgl.gen("a") + " two:" + sgl.gen("b"))
 
 
 @sgl.function
@@ -187,11 +185,7 @@ def broken_stream(server, *, after, ending):
 @pytest.mark.parametrize("ahead", [None, 16], ids=["plain", "speculated"])
 def test_all_readers_raise_an_error_in_mid_stream(server, ending, message, ahead):
     broken_stream(server, after="two:", ending=ending)
-
-    @sgl.function(num_api_spec_tokens=ahead)
-    def program(s):
-        s += "one:" + sgl.gen("a") + " two:" + sgl.gen("b")
-
+    program = appending("one:" + sgl.gen("a") + " two:" + sgl.gen("b"), num_api_spec_tokens=ahead)
     state = program.run(stream=True)
     with pytest.raises(sgl.ProgramError, match=f"gen 'b' failed: .*{message}") as caught:
         list(state.text_iter())
@@ -297,11 +291,7 @@ def test_a_streamed_run_ends_in_its_time_too(server):
 def test_a_stop_pattern_is_found_over_the_seams_of_the_pieces(server, tokens_per_chunk):
     server.reply = lambda prompt: "The answer is 42. END1 and more" + "." * 300
     server.tokens_per_chunk, server.chunk_s = tokens_per_chunk, 0.002
-
-    @sgl.function
-    def program(s):
-        s += "Q:" + sgl.gen("a", stop_regex=r" END\d") + "!"
-
+    program = appending("Q:" + sgl.gen("a", stop_regex=r" END\d") + "!")
     for stream in (False, True):
         state = program.run(stream=stream)
         assert "".join(state.text_iter()) == "Q:The answer is 42.!"
@@ -343,11 +333,7 @@ def test_what_is_no_pattern_is_refused_at_once(server, make):
 
 def test_several_stop_patterns_and_run_wide_ones(server):
     server.reply = lambda prompt: "one 2 three"
-
-    @sgl.function
-    def program(s):
-        s += "Q:" + sgl.gen("a", stop_regex=["th?", r"\d"]) + sgl.gen("b")
-
+    program = appending("Q:" + sgl.gen("a", stop_regex=["th?", r"\d"]) + sgl.gen("b"))
     state = program.run(stop_regex="e+$")
     assert (state["a"], state["b"]) == ("one ", "one 2 thr")  # `$` is the end of all of it
 
@@ -391,11 +377,9 @@ def test_what_readers_get_of_an_answer_after_reasoning_is_its_beginning(text, cu
 def test_reasoning_is_not_in_the_streamed_text(server):
     server.reply = lambda prompt: "<think>\nlet me see\n</think>\n\nThe answer is 42. "
     server.chunk_s = 0.002
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("Q") + sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), "qwen3"))
-
+    program = appending(
+        sgl.user("Q") + sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), "qwen3"))
+    )
     state = program.run(stream=True)
     pieces = list(state.text_iter("a"))
     assert "".join(pieces) == state["a"] == "The answer is 42."
@@ -404,18 +388,9 @@ def test_reasoning_is_not_in_the_streamed_text(server):
 
 
 def test_a_chat_is_streamed_and_several_texts_are_not(slow):
-    @sgl.function
-    def program(s):
-        s += sgl.user("Q") + sgl.assistant(sgl.gen("a"))
-
-    state = program.run(stream=True)
+    state = appending(sgl.user("Q") + sgl.assistant(sgl.gen("a"))).run(stream=True)
     assert len(list(state.text_iter("a"))) > 5
     assert state.messages()[1]["content"] == "0123456789"
-
-    @sgl.function
-    def several(s):
-        s += "x" + sgl.gen("a", n=3)
-
-    state = several.run(stream=True)
+    state = appending("x" + sgl.gen("a", n=3)).run(stream=True)
     assert list(state.text_iter("a")) == ["0123456789"]
     assert len(state["a"]) == 3

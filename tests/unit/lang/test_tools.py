@@ -13,6 +13,7 @@ import pytest
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prefill_ahead import ToolTimes
+from tests.unit.lang.scripted import appending
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -37,10 +38,7 @@ class Adder:
     ids=["plain", "async", "object", "partial", "lambda"],
 )
 def test_the_result_is_appended_and_is_a_variable_with_its_type(function):
-    @sgl.function
-    def program(s):
-        s += "1+2=" + sgl.tool("sum", function, 1, b=2) + " and " + sgl.gen("a")
-
+    program = appending("1+2=" + sgl.tool("sum", function, 1, b=2) + " and " + sgl.gen("a"))
     state = program.run()
     assert state.text() == "1+2=3 and [10]"
     assert state["sum"] == 3
@@ -123,13 +121,9 @@ def test_an_async_tool_is_cancelled_with_the_program():
         finally:
             ended.append(True)
 
-    @sgl.function
-    def program(s):
-        s += sgl.tool("t", wait)
-
     started = time.monotonic()
     with pytest.raises(sgl.ProgramError, match=r"tool wait for 't' failed: .*timeout_s=0\.1"):
-        program.run(timeout_s=0.1)
+        appending(sgl.tool("t", wait)).run(timeout_s=0.1)
     while not ended and time.monotonic() - started < 5:
         time.sleep(0.01)  # the program does not wait for requests that it has cancelled
     assert ended == [True]
@@ -148,9 +142,7 @@ def test_a_tool_without_a_name_only_appends():
 # --- programs inside of tools --------------------------------------------------------------------
 
 
-@sgl.function
-def with_tool(s):
-    s += "in" + sgl.tool("t", lambda: "side")
+with_tool = appending("in" + sgl.tool("t", lambda: "side"))
 
 
 @pytest.mark.parametrize(

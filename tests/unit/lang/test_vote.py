@@ -14,7 +14,7 @@ from pydantic import BaseModel
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.backends.requests import GenRequest
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import ScriptedBackend, appending
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -138,11 +138,7 @@ def test_answers_need_not_be_hashable():
         value: int
 
     four, five = '{"value": 4}', '{"value": 5}'
-
-    @sgl.function
-    def program(s):
-        s += sgl.vote(sgl.gen("sum", json_schema=Sum), 3)
-
+    program = appending(sgl.vote(sgl.gen("sum", json_schema=Sum), 3))
     state = program.run(backend=Branches(five, four, four))
     assert state["sum"] == Sum(value=4)
     assert state.get_meta_info("sum")["votes"] == [(Sum(value=4), 2), (Sum(value=5), 1)]
@@ -173,20 +169,18 @@ def test_all_variables_of_the_winner_are_kept_and_whole_turns_too():
             else "ab"[number_of_branch() > 0]
         )
     )
-
-    @sgl.function
-    def program(s):
-        s += sgl.system("Think.")
-        s += sgl.vote(
+    program = appending(
+        sgl.system("Think."),
+        sgl.vote(
             sgl.user("Why?")
             + sgl.assistant(sgl.gen("thought"))
             + sgl.user("So:")
             + sgl.assistant(sgl.gen("letter")),
             3,
             at_once=3,
-        )
-        s += sgl.user(sgl.var("thought"))
-
+        ),
+        sgl.user(sgl.var("thought")),
+    )
     state = program.run(backend=backend)
     assert (state["letter"], state["thought"]) == ("b", "because 1")
     assert [message["content"] for message in state.messages()] == [

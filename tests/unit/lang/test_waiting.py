@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from tests.unit.lang.scripted import EVERY_WAY, ScriptedBackend
+from tests.unit.lang.scripted import EVERY_WAY, ScriptedBackend, appending
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -90,9 +90,7 @@ def test_async_tools_of_branches_cannot_read_each_other_in_a_circle(num_branches
     is_refused(program)
 
 
-@sgl.function
-def part(s):
-    s += "part" + sgl.gen("p")
+part = appending("part" + sgl.gen("p"))
 
 
 @pytest.mark.parametrize(
