@@ -134,10 +134,7 @@ class TimedVLLM(sgl.VLLM):
 
     @override
     async def call(
-        self,
-        url: str,
-        body: dict[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, url: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         timer = _timer.get()
         to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
@@ -225,10 +222,7 @@ class _OfOneProgram(sgl.Backend):
     """
 
     def __init__(
-        self,
-        backend: TimedVLLM,
-        options: ClientOptions,
-        fields: Mapping[str, Any] | None,
+        self, backend: TimedVLLM, options: ClientOptions, fields: Mapping[str, Any] | None
     ) -> None:
         self.busy = _BusyTime()
         self._fields = fields

@@ -221,10 +221,7 @@ class Comparison:
             "model": self.model,
             "requests": self.requests,
             "arms": {
-                arm: {
-                    **asdict(self.median(arm)),
-                    "rounds": [asdict(one.figures) for one in rounds],
-                }
+                arm: {**asdict(self.median(arm)), "rounds": [asdict(one.figures) for one in rounds]}
                 for arm, rounds in self.arms.items()
             },
             "ratio": self.ratios,
@@ -233,10 +230,7 @@ class Comparison:
             "differences": [
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
             ],
-            "limits": {
-                **asdict(self.limits),
-                "best_hit_rate": self.limits.best_hit_rate,
-            },
+            "limits": {**asdict(self.limits), "best_hit_rate": self.limits.best_hit_rate},
             "score": {arm: self.median(arm).score for arm in self.arms},
             "ablations": [
                 {

@@ -145,11 +145,7 @@ def _machine() -> dict[str, Any]:
         import torch
 
         accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "processor": _processor(),
-        "cores": usable_cores(),
-        "accelerator": accelerator,
-    }
+    return {"processor": _processor(), "cores": usable_cores(), "accelerator": accelerator}
 
 
 def _processor() -> str:

@@ -47,17 +47,7 @@ from typing import Any  # Any: values of operations, of several types
 from sgl_vllm.lang.backends.base import branch_name
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
 from sgl_vllm.lang.execution import Execution, Written, with_values_awaited
-from sgl_vllm.lang.ir import (
-    Block,
-    Computed,
-    Expr,
-    Gen,
-    Tool,
-    Value,
-    Values,
-    names_made,
-    parts_of,
-)
+from sgl_vllm.lang.ir import Block, Computed, Expr, Gen, Tool, Value, Values, names_made, parts_of
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.operation_queue import OperationQueue, Queued
 from sgl_vllm.lang.operations import (

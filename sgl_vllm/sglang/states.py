@@ -16,13 +16,7 @@ from sgl_vllm.lang.backends.requests import TokenLogprob
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Role, VariableExpr, name_of
 from sgl_vllm.lang.state import ProgramState as CoreState
-from sgl_vllm.lang.transcript import (
-    GenMeta,
-    MediaMeta,
-    Report,
-    SelectMeta,
-    Transcript,
-)
+from sgl_vllm.lang.transcript import GenMeta, MediaMeta, Report, SelectMeta, Transcript
 from sgl_vllm.lang.usage import Usage
 
 

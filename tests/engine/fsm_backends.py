@@ -42,10 +42,7 @@ def backend(**changes: Any) -> SglBackend:
     )
     tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
     return SglBackend(
-        config,
-        tokenizer=tokenizer,
-        vocab_size=len(tokenizer),
-        **{"by_spec": False, **changes},
+        config, tokenizer=tokenizer, vocab_size=len(tokenizer), **{"by_spec": False, **changes}
     )
 
 

@@ -265,9 +265,7 @@ WINDOWS = ("gemma3", "gemma4", "gpt_oss", "llama4")
 MTP = ("glm4_moe", "deepseek_v3", "exaone_moe")
 MODELS: dict[str, Model] = {
     "demo": Model(
-        block_sizes=(32, 32, 64, 128),
-        chunk_sizes=(48, 64, 128, 256, 1024),
-        is_always_chunked=False,
+        block_sizes=(32, 32, 64, 128), chunk_sizes=(48, 64, 128, 256, 1024), is_always_chunked=False
     ),
     "gemma3": _windows(
         "gemma3_text", 52, {"sliding_window": 64, "layer_types": [_SLIDING] * 3 + [_FULL]}

@@ -180,8 +180,7 @@ def finish(machine: Loading) -> None:
 @POLICY
 @IS_ASYNC
 @pytest.mark.parametrize(
-    ("num_valid", "num_shared"),
-    [(0, 40), (1, 40), (2, 40), (3, 40), (2, len(STORED))],
+    ("num_valid", "num_shared"), [(0, 40), (1, 40), (2, 40), (3, 40), (2, len(STORED))]
 )
 def test_a_failed_load_gives_no_later_request_wrong_kv_and_leaves_none(
     policy, is_async, num_valid, num_shared

@@ -68,10 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scores of the prompt": {"prompt_logprobs": 1},
 }
 """Canonical jumps of a request that runs alone."""
-REFUSED = {
-    "bias on a word of the forced text": PEOPLE,
-    "bad words in the forced text": THE_PEOPLE,
-}
+REFUSED = {"bias on a word of the forced text": PEOPLE, "bad words in the forced text": THE_PEOPLE}
 """The text that must not be written in the tokenizer's own tokens."""
 
 LONG = [*range(40, 250)]

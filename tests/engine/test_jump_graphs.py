@@ -29,13 +29,7 @@ from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
 
 from benchmarks.ab.workloads.json_regex import CHARACTER
 from sgl_vllm.config import Options
-from sgl_vllm.jump.full_graphs import (
-    IN_WORKER,
-    FullGraphs,
-    GraphsOutlook,
-    add_graphs,
-    why_not,
-)
+from sgl_vllm.jump.full_graphs import IN_WORKER, FullGraphs, GraphsOutlook, add_graphs, why_not
 from tests.engine.engine import MODEL, Ask, tokens_of, words
 
 SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]

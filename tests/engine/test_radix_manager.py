@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from vllm.v1.kv_cache_interface import (
-    KVCacheConfig,
-    KVCacheTensor,
-)
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.request import RequestStatus
 
 from benchmarks.schedulers import runner_output

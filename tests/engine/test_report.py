@@ -56,11 +56,7 @@ def constants(text: str, pattern: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "pattern",
-    [
-        CARD,
-        "Größe — 日本語: ([0-9]), größer als ([0-9])",
-        r"There is only this one answer to it\.",
-    ],
+    [CARD, "Größe — 日本語: ([0-9]), größer als ([0-9])", r"There is only this one answer to it\."],
     ids=["card", "bytes of UTF-8", "all forced"],
 )
 def test_what_is_reported_as_forced_stands_in_the_pattern(engine, pattern):

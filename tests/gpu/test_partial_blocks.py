@@ -48,11 +48,7 @@ def want(start: Any) -> list[Any]:
 
 @pytest.mark.parametrize("layout", ["LBHNC"] if on_cpu() else LAYOUTS)
 def test_what_is_copied_is_right(
-    start: Any,
-    want: list[Any],
-    layout: str,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Any,
+    start: Any, want: list[Any], layout: str, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
     try:

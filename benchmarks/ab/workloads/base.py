@@ -144,11 +144,7 @@ class Workload:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        program: sgl.Program,
-        items: Callable[[Texts, int], list[Item]],
-        **more: Any,
+        cls, name: str, program: sgl.Program, items: Callable[[Texts, int], list[Item]], **more: Any
     ) -> Workload:
         """With what `workloads.toml` says of it."""
         return cls(name=name, program=program, items=items, **_TABLE[name], **more)

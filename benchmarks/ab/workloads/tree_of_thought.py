@@ -17,11 +17,7 @@ from benchmarks.ab.workloads.base import Item, Texts, Workload
 PUZZLES_FILE = "game24.csv"
 PUZZLES_COLUMN = "Puzzles"
 
-LEAD_INS = (
-    "\nOne way is to add",
-    "\nAnother way is to multiply",
-    "\nOr try to divide",
-)
+LEAD_INS = ("\nOne way is to add", "\nAnother way is to multiply", "\nOr try to divide")
 NUM_LEVELS = 3
 NUM_THOUGHTS = sum(len(LEAD_INS) ** level for level in range(1, NUM_LEVELS + 1))
 OUTPUT_TOKENS = (24, 256)

@@ -399,8 +399,7 @@ class VLLM(OpenAIBackend):
         if status != 200:
             problem = answer.get("error") or answer
             raise BackendError(
-                f"{self.name} answered {status}: {problem.get('message') or problem}",
-                status=status,
+                f"{self.name} answered {status}: {problem.get('message') or problem}", status=status
             )
         return answer
 

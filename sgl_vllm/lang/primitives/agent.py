@@ -12,21 +12,8 @@ from typing import Literal, TypeAlias
 from sgl_vllm.lang.api import gen, tool, var
 from sgl_vllm.lang.ir import Block, Expr, ExprList, parts_of
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.primitives.block import (
-    Conversation,
-    answer_of,
-    at_least,
-    block,
-    variables_of,
-)
-from sgl_vllm.lang.primitives.tools import (
-    CallsError,
-    Function,
-    OnError,
-    ToolCall,
-    Tools,
-    shown,
-)
+from sgl_vllm.lang.primitives.block import Conversation, answer_of, at_least, block, variables_of
+from sgl_vllm.lang.primitives.tools import CallsError, Function, OnError, ToolCall, Tools, shown
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.text import filled
 from sgl_vllm.lang.tracing.standin import deferrable

@@ -7,13 +7,7 @@ from typing import Any  # Any: values of the user's types
 
 from sgl_vllm.lang.ir import Block, Expr, RoleBegin
 from sgl_vllm.lang.keywords import suggests
-from sgl_vllm.lang.primitives.block import (
-    Conversation,
-    answer_of,
-    at_least,
-    block,
-    variables_of,
-)
+from sgl_vllm.lang.primitives.block import Conversation, answer_of, at_least, block, variables_of
 from sgl_vllm.lang.state import AsyncProgramState
 from sgl_vllm.lang.text import filled
 from sgl_vllm.lang.tracing.standin import deferrable

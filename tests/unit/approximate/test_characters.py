@@ -25,10 +25,7 @@ def tokenized(text: str) -> list[int]:
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(
-    st.lists(st.sampled_from(WORDS)),
-    st.data(),
-)
+@given(st.lists(st.sampled_from(WORDS)), st.data())
 def test_the_tokens_of_whole_texts_are_found(words, data) -> None:
     """Texts that are tokenized by themselves, with special tokens anywhere between them, of which
     the tokenizer has put the first one there."""

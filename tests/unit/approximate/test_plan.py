@@ -88,9 +88,7 @@ def test_each_token_is_copied_or_computed_whatever_room_there_is(move) -> None:
             computed |= {*range(position, planned.left[0].start)}
             position = planned.left[0].start
         scheduler = SimpleNamespace(
-            running=[None],
-            max_num_scheduled_tokens=max_tokens,
-            max_num_running_reqs=num_rows + 1,
+            running=[None], max_num_scheduled_tokens=max_tokens, max_num_running_reqs=num_rows + 1
         )
         position = _move(planned, Room(scheduler, ()))
         assert len(planned.chunks) <= max(num_rows, 0)

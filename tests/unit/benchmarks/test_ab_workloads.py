@@ -7,9 +7,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 
-from benchmarks.ab.workloads import (
-    WORKLOADS,
-)
+from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.ab.workloads.base import Texts, Vocabulary
 
 

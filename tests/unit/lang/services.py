@@ -147,10 +147,7 @@ def _openai_events(service: Service, body: dict[str, Any], text: str) -> Iterato
     yield "data: [DONE]\n\n"
 
 
-OPENAI_ROUTES: dict[str, Answer] = {
-    "/v1/chat/completions": _openai,
-    "/v1/completions": _openai,
-}
+OPENAI_ROUTES: dict[str, Answer] = {"/v1/chat/completions": _openai, "/v1/completions": _openai}
 
 
 # --- Anthropic's API -------------------------------------------------------------------------

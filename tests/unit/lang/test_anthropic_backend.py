@@ -80,10 +80,7 @@ def test_images_go_as_sources(service, backend):
     assert service.body["messages"][0]["content"] == [
         {"type": "text", "text": "A"},
         {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
-        {
-            "type": "image",
-            "source": {"type": "base64", "media_type": "image/png", "data": encoded},
-        },
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}},
     ]
 
 

@@ -18,12 +18,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.lang.backends.batching import (
-    MAX_POSTS,
-    Batcher,
-    UnansweredError,
-    lines_of,
-)
+from sgl_vllm.lang.backends.batching import MAX_POSTS, Batcher, UnansweredError, lines_of
 from tests.unit.lang.http_server import HttpServer
 
 TIMEOUT_S = 20

@@ -15,11 +15,7 @@ from sgl_vllm.lang.choices import (
 )
 from sgl_vllm.protocol.scoring import ChoiceTokens, first_scored_position
 
-METHODS = [
-    token_length_normalized,
-    greedy_token_selection,
-    unconditional_likelihood_normalized,
-]
+METHODS = [token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized]
 
 logprob_lists = st.lists(
     st.lists(st.floats(-20, 0), min_size=1, max_size=5), min_size=1, max_size=5

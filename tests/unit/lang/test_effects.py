@@ -95,14 +95,7 @@ def pays_by_an_argument(s, payment=PAYMENT):
     s += payment
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pays_if_approved,
-        pays_after_a_sync,
-        pays_by_an_argument,
-    ],
-)
+@pytest.mark.parametrize("program", [pays_if_approved, pays_after_a_sync, pays_by_an_argument])
 def test_no_tool_is_called_after_a_failed_generation_that_the_function_reads(program):
     for runnable in both(program):
         with pytest.raises(sgl.ProgramError, match=r"gen 'ok' in fork\[0\] failed: down"):
@@ -126,11 +119,7 @@ def converts_for_nothing(s, n):
 
 
 @pytest.mark.parametrize(
-    ("program", "error"),
-    [
-        (converts_a_variable, IndexError),
-        (converts_for_nothing, IndexError),
-    ],
+    ("program", "error"), [(converts_a_variable, IndexError), (converts_for_nothing, IndexError)]
 )
 def test_no_tool_is_called_after_a_value_that_cannot_be_computed(program, error):
     for runnable in both(program, n=3):

@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.openai_service import (
-    OPENAI_URL,
-    OpenAI,
-    options_body,
-    without_defaults,
-)
+from sgl_vllm.lang.backends.openai_service import OPENAI_URL, OpenAI, options_body, without_defaults
 from sgl_vllm.lang.backends.scoreless import strict_schema
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from tests.effort import examples

@@ -120,10 +120,7 @@ def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
         "Essay: E\nYou are a fair judge of essays.\nJudge its "
     )
     after = compiled.reordered().program._shared_prefix(items)
-    assert after[:2] == (
-        Text("You are a fair judge of essays.\n"),
-        Text("Answer with a number.\n"),
-    )
+    assert after[:2] == (Text("You are a fair judge of essays.\n"), Text("Answer with a number.\n"))
     assert shared_prefix(judge, items)[0] == Text("Essay: E\n")
 
 

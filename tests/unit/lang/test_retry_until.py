@@ -39,10 +39,7 @@ def test_the_model_is_told_what_is_wrong_until_the_check_accepts():
         ("assistant", "3"),
         ("user", "That is not right: 3 is odd\nTry again."),
         ("assistant", "many"),
-        (
-            "user",
-            "That is not right: invalid literal for int() with base 10: 'many'\nTry again.",
-        ),
+        ("user", "That is not right: invalid literal for int() with base 10: 'many'\nTry again."),
         ("assistant", "4!"),
     ]
     meta = state.get_meta_info("number")

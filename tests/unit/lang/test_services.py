@@ -243,8 +243,7 @@ def test_too_many_requests_are_tried_again(service, make):
 
 @BUT_LITELLM
 @pytest.mark.parametrize(
-    "garbage",
-    ["<html>", "{", "[1]", "{}", '{"stop_reason": "x", "choices": [{"message": 1}]}'],
+    "garbage", ["<html>", "{", "[1]", "{}", '{"stop_reason": "x", "choices": [{"message": 1}]}']
 )
 def test_an_answer_that_cannot_be_read_is_an_error(service, make, garbage):
     service.fault = lambda body: PlainTextResponse(garbage, media_type="application/json")

@@ -245,8 +245,7 @@ def test_the_operations_that_a_failed_function_has_canceled_name_its_error():
 
     program.run(stream=True, backend=ScriptedBackend(before=wait))
     with pytest.raises(
-        sgl.ProgramError,
-        match="failed: the program's function raised ValueError: the real bug",
+        sgl.ProgramError, match="failed: the program's function raised ValueError: the real bug"
     ) as caught:
         branches.get()["a"]
     reason = caught.value.__cause__

@@ -313,11 +313,7 @@ RULES = (RoleBegin("system"), Text("Be kind. R"), RoleEnd("system"), RoleBegin("
         (chat, [{"rules": "R", "question": q} for q in "abc"], (*RULES, Text("Question: "))),
         (looks_up, [{"language": x, "question": "a"} for x in ("en", "de")], (Text("Hello. "),)),
         (looks_up, [{"language": "fr", "question": q} for q in "ab"], (Text("Hello. "),)),
-        (
-            looks_up,
-            [{"language": "de", "question": q} for q in "ab"],
-            (Text("Hello. Antwort: "),),
-        ),
+        (looks_up, [{"language": "de", "question": q} for q in "ab"], (Text("Hello. Antwort: "),)),
         (forks, [{}, {}], (Text("one "),)),
     ],
 )

@@ -35,9 +35,7 @@ class Life:
         self.rng = rng
         self.ticks = itertools.count()
         self.tree = RadixTree(
-            rng.randrange(1, 5),
-            clock=lambda: float(next(self.ticks)),
-            max_evicted_bytes=max_bytes,
+            rng.randrange(1, 5), clock=lambda: float(next(self.ticks)), max_evicted_bytes=max_bytes
         )
         self.known: dict[Prefix, str] = {}
         self.fresh = itertools.count()

@@ -245,10 +245,7 @@ NOT_TOGETHER: dict[str, tuple[list[list[KVCacheSpec]], str]] = {
         [[LARGE], [CHUNK]],
         "ChunkedLocalAttentionSpec layers have blocks of another size than full attention",
     ),
-    "windows of larger blocks": (
-        [[FULL], [replace(WINDOW, block_size=2 * BLOCK_SIZE)]],
-        NOT_WHOLE,
-    ),
+    "windows of larger blocks": ([[FULL], [replace(WINDOW, block_size=2 * BLOCK_SIZE)]], NOT_WHOLE),
     "windows of odd blocks": (
         [[FULL], [replace(WINDOW, block_size=BLOCK_SIZE // 2 * 3)]],
         NOT_WHOLE,
