@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any
 
+from benchmarks.ab.client import Run
 from benchmarks.arms import percentile, ratio
 from sgl_vllm.server_process import Counters
 
@@ -278,30 +279,22 @@ def median_figures(rounds: Sequence[Figures]) -> Figures:
 
 
 def figures(
-    *,
-    wall_s: float,
-    latencies_s: Sequence[float],
-    ttfts_s: Sequence[float],
-    scores: Sequence[float],
-    counters: Counters,
-    steps: Mapping[str, Any],
-    client_cpu_s: float,
-    server_cpu_s: float | None,
+    run: Run, counters: Counters, steps: Mapping[str, Any], server_cpu_s: float | None
 ) -> Figures:
     """A round's figures from what was timed and counted."""
     return Figures(
-        throughput_programs_s=len(latencies_s) / wall_s,
-        output_tokens_s=counters.output_tokens / wall_s,
-        latency_p50_s=percentile(latencies_s, 50),
-        latency_p99_s=percentile(latencies_s, 99),
-        ttft_p50_s=percentile(ttfts_s, 50),
-        ttft_p99_s=percentile(ttfts_s, 99),
+        throughput_programs_s=len(run.latencies_s) / run.wall_s,
+        output_tokens_s=counters.output_tokens / run.wall_s,
+        latency_p50_s=percentile(run.latencies_s, 50),
+        latency_p99_s=percentile(run.latencies_s, 99),
+        ttft_p50_s=percentile(run.ttfts_s, 50),
+        ttft_p99_s=percentile(run.ttfts_s, 99),
         computed_prompt_tokens=counters.computed_prompt_tokens,
         undecided_tokens=counters.output_tokens - counters.forced_tokens,
-        num_requests=len(ttfts_s),
-        score=statistics.mean(scores) if scores else None,
-        wall_s=wall_s,
-        client_cpu_s=client_cpu_s,
+        num_requests=len(run.ttfts_s),
+        score=statistics.mean(run.scores) if run.scores else None,
+        wall_s=run.wall_s,
+        client_cpu_s=run.client_cpu_s,
         server_cpu_s=server_cpu_s,
         **asdict(counters),
         **steps,

@@ -116,16 +116,9 @@ def take_turn(
     server_cpu_s = None
     if cpu_before_s is not None and cpu_after_s is not None:
         server_cpu_s = cpu_after_s - cpu_before_s
-    figures = result.figures(
-        wall_s=run.wall_s,
-        latencies_s=run.latencies_s,
-        ttfts_s=run.ttfts_s,
-        scores=run.scores,
-        counters=read_counters(url) - before,
-        steps={name: now - steps_before[name] for name, now in servers.steps(url).items()},
-        client_cpu_s=run.client_cpu_s,
-        server_cpu_s=server_cpu_s,
-    )
+    counted = read_counters(url) - before
+    steps = {name: now - steps_before[name] for name, now in servers.steps(url).items()}
+    figures = result.figures(run, counted, steps, server_cpu_s)
     return Round(figures, run.texts), run
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import Request
 
 from sgl_vllm.demo import MODEL_PATH
@@ -32,6 +33,12 @@ def words(count: int, seed: int = 0) -> list[int]:
 def greedy(max_tokens: int = 1, **more: Any) -> SamplingParams:
     """So many of the likeliest tokens."""
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def in_format(max_tokens: int, form: dict[str, Any], **more: Any) -> SamplingParams:
+    """So many of the likeliest tokens at most, in a format such as `{"regex": "a+"}`."""
+    held = StructuredOutputsParams(**form)
+    return SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=held, **more)
 
 
 @dataclass(frozen=True)

@@ -53,21 +53,9 @@ PLUGIN_OPTIONS: list[dict[str, Any]] = [
     {"jump_mode": "exact"},
 ]
 ROWS = [
-    "requests compared",
-    "differences",
-    "near ties",
-    "failed engines",
-    "leaked blocks",
-    "engines",
-    "aborts",
-    "preemptions",
-    "partial hits",
-    "jumps",
-    "forced tokens",
-    "stale tokens",
-    "select scores",
-    "overtakes",
-    "forward passes",
+    *("requests compared", "differences", "near ties", "failed engines", "leaked blocks"),
+    *("engines", "aborts", "preemptions", "partial hits", "jumps", "forced tokens", "stale tokens"),
+    *("select scores", "overtakes", "forward passes"),
 ]
 
 

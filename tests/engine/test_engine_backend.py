@@ -15,6 +15,7 @@ import pytest
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
 from tests.engine.engine import KV_CACHE_BYTES, MODEL
+from tests.unit.lang.scripted import appending
 
 LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4
 MAX_MODEL_LEN = 1024
@@ -74,14 +75,12 @@ def chat_program(s):
         s += ", and I am" + sgl.select("am", [" wise", " hungry"])
 
 
-@sgl.function
-def empty_program(s):
-    s += sgl.gen("opening", max_tokens=5)
+empty_program = appending(sgl.gen("opening", max_tokens=5))
 
 
-@sgl.function
-def prompt_logprobs_program(s):
-    s += "The old owl" + sgl.gen("more", max_tokens=2, return_logprob=True, logprob_start_len=1)
+prompt_logprobs_program = appending(
+    "The old owl" + sgl.gen("more", max_tokens=2, return_logprob=True, logprob_start_len=1)
+)
 
 
 def test_programs_run_as_on_a_server(engine):
@@ -102,20 +101,16 @@ def test_programs_run_as_on_a_server(engine):
 
 
 def test_a_stop_pattern_ends_the_text_and_the_request(engine):
-    @sgl.function
-    def program(s):
-        s += "The hare" + sgl.gen("a", max_tokens=500, ignore_eos=True, stop_regex=r"\s\w+\s\w+\s")
-
+    program = appending(
+        "The hare" + sgl.gen("a", max_tokens=500, ignore_eos=True, stop_regex=r"\s\w+\s\w+\s")
+    )
     state = program.run(backend=engine, temperature=0.0)
     assert state.usage.completion_tokens < 100
     assert unfinished(engine) == 0
 
 
 def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
-    @sgl.function
-    def program(s):
-        s += LONG + sgl.gen("a", max_tokens=2)
-
+    program = appending(LONG + sgl.gen("a", max_tokens=2))
     program.run(backend=engine)
     assert (program.run(backend=engine).usage.cached_prompt_tokens or 0) >= 32
     sgl.flush_cache(engine)
@@ -135,9 +130,7 @@ def unfinished(engine) -> int:
     return running.get_num_unfinished_requests()
 
 
-@sgl.function
-def endless(s):
-    s += "The hare" + sgl.gen("a", max_tokens=900, ignore_eos=True)
+endless = appending("The hare" + sgl.gen("a", max_tokens=900, ignore_eos=True))
 
 
 def test_a_program_that_times_out_aborts_its_request(engine):
@@ -147,10 +140,7 @@ def test_a_program_that_times_out_aborts_its_request(engine):
 
 
 def test_a_request_that_fails_in_the_engine_is_an_error(engine):
-    @sgl.function
-    def no_text(s):
-        s += "x" + sgl.gen("a", json_schema={"type": "string", "pattern": r"[^\s\S]"})
-
+    no_text = appending("x" + sgl.gen("a", json_schema={"type": "string", "pattern": r"[^\s\S]"}))
     with pytest.raises(sgl.ProgramError, match="answered 500"):
         no_text.run(backend=engine)
     assert text_program.run(backend=engine, temperature=0.0)["year"]  # it still works

@@ -33,16 +33,9 @@ ENTRY_POINTS = {
 
 TRUSTED = {
     *("WaitingRows.add", "WaitingRows.pop", "WaitingRows.discard", "WaitingRows._resize"),
-    *(
-        "WaitingQueue.discard",
-        "WaitingQueue._forget_order",
-        "_Interned.acquire",
-        "_Interned.release",
-        "Lookup.step_starts",
-        "Lookup.note_copied",
-    ),
-    *("Lookup.is_waiting", "ScoredRequests.expect"),
-    *("ScoredRequests.before_update", "ScoredRequests.after_update"),
+    *("WaitingQueue.discard", "WaitingQueue._forget_order", "_Interned.acquire"),
+    *("_Interned.release", "Lookup.step_starts", "Lookup.note_copied", "Lookup.is_waiting"),
+    *("ScoredRequests.expect", "ScoredRequests.before_update", "ScoredRequests.after_update"),
     *("ScoredRequests.follows_outputs", "Refusals.follows_outputs", "Programs.arrived"),
     *("Programs.step_starts", "Programs._guarded", "Programs._read_left"),
 }

@@ -12,12 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.ab.workloads.json_regex import CHARACTER
 from benchmarks.schemas import is_plain, schemas
 from tests.effort import requests
-from tests.engine.engine import Ask, Engine, tokens_of, words
+from tests.engine.engine import Ask, Engine, in_format, tokens_of, words
 
 pytestmark = pytest.mark.platforms
 
@@ -71,15 +70,7 @@ def asks(kind: str, max_tokens: int = 72) -> list[Ask]:
     # So that an answer has several calls. The model would end it after one.
     more = {"min_tokens": min(max_tokens, 60)} if kind == "tool calls" else {}
     return [
-        Ask(
-            words(20, seed=number),
-            SamplingParams(
-                temperature=0,
-                max_tokens=max_tokens,
-                structured_outputs=StructuredOutputsParams(**one),
-                **more,
-            ),
-        )
+        Ask(words(20, seed=number), in_format(max_tokens, one, **more))
         for number, one in enumerate(formats[kind])
     ]
 

@@ -203,56 +203,34 @@ def test_streaming_input_goes_on_as_it_does_without_them(runner):
 # -- the test itself -------------------------------------------------------------------------------
 
 
-def keep_what_is_sampled_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JumpForward, "_drop_in_flight", lambda *_: None)
+def count_the_stale_token(self, request, drop=JumpForward._drop_in_flight):
+    """As computed: its slot is kept."""
+    was_in_flight = request.num_output_placeholders
+    drop(self, request)
+    request.num_computed_tokens += was_in_flight
 
 
-def keep_the_slot_of_the_stale_token(patch: pytest.MonkeyPatch) -> None:
-    drop = JumpForward._drop_in_flight
-
-    def and_count_it_as_computed(self, request):
-        was_in_flight = request.num_output_placeholders
-        drop(self, request)
-        request.num_computed_tokens += was_in_flight
-
-    patch.setattr(JumpForward, "_drop_in_flight", and_count_it_as_computed)
-
-
-def send_no_forced_tokens(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forced_rows, "send", lambda *_: None)
-
-
-def leave_out_the_last_forced_token(patch: pytest.MonkeyPatch) -> None:
-    send = forced_rows.send
-
-    def send_less(output, rows):
-        send(
-            output, {name: ForcedRow(start, tokens[:-1]) for name, (start, tokens) in rows.items()}
-        )
-
-    patch.setattr(forced_rows, "send", send_less)
-
-
-def copy_blocks_that_the_pass_computes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RadixBlockPool, "may_be_copied", lambda *_: True)
+def send_all_but_the_last(output, rows, send=forced_rows.send):
+    send(output, {name: ForcedRow(start, tokens[:-1]) for name, (start, tokens) in rows.items()})
 
 
 MISTAKES = [
-    (copy_blocks_that_the_pass_computes, [V1Runner]),
-    (keep_what_is_sampled_in_flight, RUNNERS),
-    (keep_the_slot_of_the_stale_token, RUNNERS),
-    (send_no_forced_tokens, RUNNERS),
-    (leave_out_the_last_forced_token, RUNNERS),
+    # Blocks that the pass computes are copied; what is sampled in flight is kept.
+    (RadixBlockPool, "may_be_copied", lambda *_: True, [V1Runner]),
+    (JumpForward, "_drop_in_flight", lambda *_: None, RUNNERS),
+    (JumpForward, "_drop_in_flight", count_the_stale_token, RUNNERS),
+    (forced_rows, "send", lambda *_: None, RUNNERS),
+    (forced_rows, "send", send_all_but_the_last, RUNNERS),
 ]
 
 
 @pytest.mark.parametrize(
-    ("mistake", "runner"),
-    [(mistake, runner) for mistake, runners in MISTAKES for runner in runners],
+    ("owner", "name", "mistake", "runner"),
+    [(*mistake, runner) for *mistake, runners in MISTAKES for runner in runners],
 )
-def test_a_mistake_is_noticed(want, mistake, runner: type[Runner], monkeypatch):
+def test_a_mistake_is_noticed(want, owner, name, mistake, runner: type[Runner], monkeypatch):
     jobs, answers = want
-    mistake(monkeypatch)
+    monkeypatch.setattr(owner, name, mistake)
     with pytest.raises((AssertionError, KeyError, RuntimeError, WrongKvError)):
         core = LateCore(runner=runner, block_size=16, num_blocks=17, max_num_batched_tokens=48)
         aborted = serve(core, jobs, random.Random(0))

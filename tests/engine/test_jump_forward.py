@@ -21,7 +21,7 @@ from sgl_vllm.fsm.forced_tokenizer import ForcedRun
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.unique import UniqueTokens
 from tests.effort import requests
-from tests.engine.engine import Ask, Engine, tokens_of, words
+from tests.engine.engine import Ask, Engine, in_format, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one, jumps
 from tests.engine.programs import PERSON
 
@@ -333,8 +333,7 @@ forced."""
 
 def chunks(engine: Engine, **more: Any) -> list[list[int]]:
     """The tokens of each part of a stream."""
-    grammar = StructuredOutputsParams(grammar=ENDS_IN_ONE_TOKEN)
-    params = SamplingParams(temperature=0, max_tokens=80, structured_outputs=grammar, **more)
+    params = in_format(80, {"grammar": ENDS_IN_ONE_TOKEN}, **more)
     params.output_kind = RequestOutputKind.DELTA
     llm_engine = engine.llm.llm_engine
     llm_engine.add_request("a stream", {"prompt_token_ids": engine.encode("A card: ")}, params)

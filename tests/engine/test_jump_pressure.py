@@ -7,13 +7,11 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from vllm import SamplingParams
 from vllm.config import KVTransferConfig
-from vllm.sampling_params import StructuredOutputsParams
 
 from tests.effort import requests
 from tests.engine import host_tiers, memory_connector
-from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.engine import Ask, Engine, greedy, in_format, tokens_of, words
 from tests.engine.memory_connector import STORE, behave
 from tests.engine.one_by_one import decoding_one_by_one
 
@@ -107,16 +105,9 @@ def run(engine: Engine, todo: list[Job], max_steps: int, disturb: random.Random 
     by_priority = scheduler.policy.value == "priority"
     done = Run()
     for job in todo:
-        grammar = StructuredOutputsParams(regex=job.pattern)
-        params = SamplingParams(
-            temperature=0, max_tokens=job.max_tokens, structured_outputs=grammar
-        )
-        llm.add_request(
-            job.name,
-            {"prompt_token_ids": job.prompt},
-            params,
-            priority=job.priority if by_priority else 0,
-        )
+        params = in_format(job.max_tokens, {"regex": job.pattern})
+        priority = job.priority if by_priority else 0
+        llm.add_request(job.name, {"prompt_token_ids": job.prompt}, params, priority=priority)
     so_far: dict[str, list[int]] = {job.name: [] for job in todo}
     while llm.has_unfinished_requests():
         done.num_steps += 1
@@ -229,10 +220,7 @@ def test_all_get_the_right_answer_and_a_connector_hears_how_they_run_on(
 def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(start):
     config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
     engine = start({}, kv_transfer_config=config, num_gpu_blocks_override=24, max_model_len=256)
-    grammar = StructuredOutputsParams(regex=ENDS_FORCED)
-    params = SamplingParams(
-        temperature=0, max_tokens=120, structured_outputs=grammar, extra_args={"sgl_report": 1}
-    )
+    params = in_format(120, {"regex": ENDS_FORCED}, extra_args={"sgl_report": 1})
     (result,) = engine.run([Ask(words(40), params)])
     assert result.outputs[0].text.endswith("after all")
     assert result.kv_transfer_params == {"witness": len(tokens_of(result))}
@@ -252,8 +240,7 @@ def test_what_was_stored_of_a_jumped_request_is_what_it_had_computed(start, tmp_
         max_model_len=MAX_MODEL_LEN,
         num_gpu_blocks_override=40,
     )
-    grammar = StructuredOutputsParams(regex=LONG_RUNS)
-    params = SamplingParams(temperature=0, max_tokens=72, structured_outputs=grammar)
+    params = in_format(72, {"regex": LONG_RUNS})
     prompts = [words(20 + 3 * number, seed=number) for number in range(24)]
     turns = []
     for prompt in prompts:

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import StructuredOutputsParams
 
-from tests.engine.engine import MODEL, Ask, Engine, greedy, tokens_of, words
+from tests.engine.engine import MODEL, Ask, Engine, greedy, in_format, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_forward import CARD
 
@@ -98,8 +96,7 @@ def interleaved(
     of: list[LoRARequest | None] = []
     for number in range(8):
         prompt = words(100)[: 40 + 7 * number] + words(9, seed=number % 3)
-        grammar = StructuredOutputsParams(regex=CARD)
-        card = SamplingParams(temperature=0, max_tokens=70, structured_outputs=grammar)
+        card = in_format(70, {"regex": CARD})
         for adapter in adapters:
             asks.append(Ask(prompt, card if number % 2 else greedy(8)))
             of.append(adapter)

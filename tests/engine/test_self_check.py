@@ -12,9 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from vllm import SamplingParams
 from vllm.config import KVEventsConfig, KVTransferConfig
-from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from sgl_vllm.commands import cli
@@ -29,7 +27,7 @@ from sgl_vllm.self_check import check, driver
 from sgl_vllm.self_check.check import check_engine
 from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
-from tests.engine.engine import KV_CACHE_BYTES, MODEL, Ask, Engine, random_asks, words
+from tests.engine.engine import KV_CACHE_BYTES, MODEL, Ask, Engine, in_format, random_asks, words
 from tests.engine.test_radix import scores, scoring
 from tests.platforms import asynchronous
 
@@ -79,10 +77,8 @@ def answers(engine: Engine) -> list[object]:
 
 def structured(engine: Engine) -> list[str]:
     regex = r'\{"name": "(Ann|Bob)", "age": [1-9][0-9]\}'
-    params = SamplingParams(
-        temperature=0, max_tokens=80, structured_outputs=StructuredOutputsParams(regex=regex)
-    )
-    outputs = engine.run([Ask(words(20 + seed, seed), params) for seed in range(4)])
+    asks = [Ask(words(20 + seed, seed), in_format(80, {"regex": regex})) for seed in range(4)]
+    outputs = engine.run(asks)
     return [output.outputs[0].text for output in outputs]
 
 

@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.models import write_shape_model
 from sgl_vllm.radix.part import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
 from tests.engine.drafters import NUM_DRAFTS, counting_drafts, speculation, why_it_cannot_run
-from tests.engine.engine import Ask, Engine, greedy, words
+from tests.engine.engine import Ask, Engine, greedy, in_format, words
 from tests.engine.models import MTP, MTP_LAYERS, starting
 from tests.engine.programs import CARD, LETTER
 from tests.platforms.platform import chosen
@@ -198,11 +196,7 @@ def constrained(engine: Engine) -> list[Ask]:
     return [
         Ask(
             engine.encode(f"{EXAMPLES[regex]} Number {number}: "),
-            SamplingParams(
-                temperature=0,
-                max_tokens=80,
-                structured_outputs=StructuredOutputsParams(regex=regex),
-            ),
+            in_format(80, {"regex": regex}),
         )
         for number in range(4)
         for regex in (CARD, LETTER)

@@ -222,11 +222,10 @@ def test_lines_are_whole_however_they_are_cut(lines):
             for start in range(0, len(sent), self.size):
                 yield sent[start : start + self.size]
 
-    async def read(response: Any) -> list[bytes]:
-        return [line async for line in lines_of(response)]
+    async def read(*sizes: int) -> list[list[bytes]]:
+        return [[line async for line in lines_of(Cut(size))] for size in sizes]
 
-    for size in (1, 2, 3, 5, len(sent) + 1):
-        assert asyncio.run(read(Cut(size))) == lines
+    assert asyncio.run(read(1, 2, 3, 5, len(sent) + 1)) == [lines] * 5
 
 
 # -- what is tried again
