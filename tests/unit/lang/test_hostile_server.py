@@ -220,7 +220,8 @@ def test_an_error_in_mid_run_is_passed_on_after_its_retries(server, run, status,
     )
     with nothing_left():
         says = f"answered {status}: it died|did not answer within"
-        error = fails(run, server.url, says, max_retries=1)
+        timeout_s = 1.5 if "Retry-After" in retry_after else 7
+        error = fails(run, server.url, says, max_retries=1, timeout_s=timeout_s)
     assert isinstance(error.__cause__, sgl.BackendError)
     assert error.__cause__.status in (status, None if "Retry-After" in retry_after else status)
 
