@@ -173,6 +173,13 @@ class Options:
         "tokens count as never cached.",
         page="operations.md",
     )
+    prompt_logprobs_mb: float = _option(
+        64.0,
+        "Host memory, in MiB, for log-probabilities of cached prompts (`prompt_logprobs`, and "
+        "`echo` with `logprobs`), so that they are not computed again. Each token takes 12 bytes "
+        "and 8 per likely token. With 0, such requests compute their whole prompt.",
+        page="cache.md",
+    )
     prefix_attention: bool = _option(
         False,
         "On a GPU, decode steps read the blocks that their requests share once for all of them, "

@@ -37,6 +37,7 @@ from sgl_vllm.radix.checkpoints import MIN_GAIN, stops_for
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.misses import Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
+from sgl_vllm.radix.prompt_logprobs import WantedRows
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.speculation import Drafting
@@ -149,14 +150,24 @@ class Lookup:
             plan, match, lambda plan: pool.may_be_copied(plan.num_tokens, plan.last_blocks)
         ).num_tokens
 
-    def find(self, request: Request, limit: int, unscored_limit: int) -> HitPlan | None:
+    def find(
+        self,
+        request: Request,
+        limit: int,
+        unscored_limit: int,
+        wanted_rows: WantedRows | None = None,
+    ) -> HitPlan | None:
         """What `request` reads, of at most `limit` tokens; None if it does not read the tree. The
-        limit would be `unscored_limit` if it asked for no scores."""
+        limit would be `unscored_limit` if it asked for no scores. With `wanted_rows`, it reads no
+        tokens without their log-probabilities."""
         record = self._pool.records.of(request)
         if record is None:
             self._misses.not_looked_up(request.num_prompt_tokens, "skipped")
             return None
         match = self._pool.match(record)
+        if wanted_rows is not None:
+            found = self._pool.tree.logprobs.find(match, wanted_rows.top_k)
+            limit = min(limit, wanted_rows.limit_hit(found, request.num_prompt_tokens))
         num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)
         longest = self._pool.tree.longest_hit(match, num_readable)
         if self._pool.groups.recurrent:

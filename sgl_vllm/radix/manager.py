@@ -38,11 +38,12 @@ from sgl_vllm.radix.misses import Misses
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.request_record import is_first_admission
+from sgl_vllm.radix.prompt_logprobs import Rows, WantedRows, num_tokens_in
+from sgl_vllm.radix.request_record import RequestRecord, is_first_admission
 from sgl_vllm.radix.retention import Retention
 from sgl_vllm.radix.snapshot import NO_CONTEXTS, Json, take_snapshot
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, gauges_of
-from sgl_vllm.radix.tokens import Tokens
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.step_hooks import StepHooks
@@ -59,6 +60,9 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
     first_scored: MutableMapping[Request, int]
     """The first prompt token whose score a request asks for. A hit ends before the token that
     precedes it, whose forward pass gives the score."""
+    wanted_rows: MutableMapping[Request, WantedRows]
+    """The log-probabilities that a request asks for of all its prompt tokens. A hit reaches as far
+    as the tree has them."""
     _explaining: Guard
     """Errors in `misses`."""
     _ttl_s: float
@@ -74,6 +78,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         max_pins: int = 1000,
         max_copies: int | None = None,
         max_evicted_bytes: int = 16 << 20,
+        max_logprob_bytes: int = 0,
         why_exact: bool = False,
         shows_text: bool = False,
         has_connector: bool = False,
@@ -90,6 +95,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
                 them. Further hits are cut to whole blocks. The first such hit of a step is never
                 cut, whatever the limit. None for no limit.
             max_evicted_bytes: host memory for remembering what was evicted.
+            max_logprob_bytes: host memory for log-probabilities of prompts.
             why_exact, shows_text: what explanations of misses tell (`Misses`).
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
@@ -105,6 +111,8 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
             hash_blocks=has_connector or manager.enable_kv_cache_events,
             max_evicted_bytes=max_evicted_bytes,
         )
+        if not has_connector:  # which would load tokens without their log-probabilities
+            manager.pool.tree.logprobs.max_bytes = max_logprob_bytes
         num_blocks = manager.block_pool.num_gpu_blocks - 1
         # The longest request must fit beside the pins.
         manager.pins.max_blocks = max(0, min(int(num_blocks * pin_share), num_blocks - longest))
@@ -119,6 +127,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
             "explaining a cache miss", "the counters of misses may be wrong", logger
         )
         manager.first_scored = WeakKeyDictionary()
+        manager.wanted_rows = WeakKeyDictionary()
         manager.retention = Retention(manager.pool, manager.counters)
         manager._ttl_s = ttl_s
         manager.num_external = 0
@@ -193,10 +202,11 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         if not self.is_off and not self.prefix_cache_lookup_enabled(request):
             self.misses.not_looked_up(num_prompt_tokens, "skipped")
             return self.empty_kv_cache_blocks, 0, 0
-        plan = self.pool.guarded(self.lookup.find, request, limit, unscored_limit)
+        wanted_rows = self.wanted_rows.get(request)
+        plan = self.pool.guarded(self.lookup.find, request, limit, unscored_limit, wanted_rows)
         if plan is not None and plan.num_tokens:
             return self._blocks_of(request, plan), plan.num_tokens, 0
-        if not self.is_off:
+        if not self.is_off or wanted_rows is not None:
             return self.empty_kv_cache_blocks, 0, 0
         self.misses.not_looked_up(num_prompt_tokens, "part_off")
         stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
@@ -323,6 +333,29 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         """These nodes are evicted after all others, until the next call. The same object means the
         same nodes."""
         self.pool.wanted = wanted
+
+    @property
+    def keeps_logprobs(self) -> bool:
+        """Whether log-probabilities of prompts are kept."""
+        return not self.is_off and self.pool.tree.logprobs.max_bytes > 0
+
+    def num_with_logprobs(self, record: RequestRecord, top_k: int) -> int:
+        """How many tokens of a request are cached with their log-probabilities."""
+        tree = self.pool.tree
+        match = tree.match_prefix(record.namespace, record.tokens)
+        return num_tokens_in(tree.logprobs.find(match, top_k))
+
+    def keep_logprobs(self, record: RequestRecord, rows: Rows) -> None:
+        """Keep the log-probabilities of a request's whole prompt beside the tokens of it that are
+        in the tree. The prompt is computed; the request may have ended since."""
+        self.pool.guarded(self._keep_logprobs, record, rows)
+
+    def _keep_logprobs(self, record: RequestRecord, rows: Rows) -> None:
+        request, tree = record.request, self.pool.tree
+        if not request.is_finished():
+            self.retention.index(request, request.num_prompt_tokens)
+        tokens = record.tokens[: TOKEN_BYTES * request.num_prompt_tokens]
+        tree.logprobs.keep(tree.match_prefix(record.namespace, tokens), rows)
 
     def may_evict(self, num_requests: int, num_tokens: int) -> bool:
         """Whether something may have to be evicted to allocate `num_tokens` more for so many

@@ -23,9 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
+
+if TYPE_CHECKING:
+    from sgl_vllm.radix.prompt_logprobs import Rows
 
 Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
@@ -67,6 +70,7 @@ class Node:
         last_used: seconds, on the tree's clock; `ENDED_S` less since `RadixTree.record_end`.
         priority: the most important (smallest) priority of the requests that used it.
         context: what is known above of the last request that ended here.
+        logprobs: of its first tokens, if they were computed (`prompt_logprobs.py`).
     """
 
     parent: Node | None
@@ -82,6 +86,7 @@ class Node:
     num_hits: int = 0
     last_used: float = 0.0
     context: Context | None = None
+    logprobs: Rows | None = None
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.tokens) // TOKEN_BYTES

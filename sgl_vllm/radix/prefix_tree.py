@@ -17,6 +17,7 @@ from sgl_vllm.radix.evicted_prefixes import EvictedPrefixes
 from sgl_vllm.radix.eviction_order import EvictionOrder
 from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
 from sgl_vllm.radix.node import InsertResult, Namespace, Node, descend, subtree
+from sgl_vllm.radix.prompt_logprobs import PromptLogprobs
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.watchers import Watchers
 
@@ -39,6 +40,7 @@ class PrefixTree:
         num_groups: groups of KV caches, full attention included.
         components: the other groups: `windows` and `states`, None if the model has none.
         evictions: what was evicted.
+        logprobs: of the prompts whose requests asked for them.
         shortened: blocks of which the tree has lost the last tokens but not the first, with states
             only, since the caller last emptied the list.
         num_tokens: cached tokens.
@@ -81,6 +83,7 @@ class PrefixTree:
         self.shortened: list[int] = []
         self._namespaces: dict[Node, Namespace] = {}  # of roots
         self.evictions = EvictedPrefixes(max_evicted_bytes, self._namespaces)
+        self.logprobs = PromptLogprobs()
         self._num_created = 0
 
     def __contains__(self, block_id: int) -> bool:
@@ -251,6 +254,7 @@ class PrefixTree:
         del node.block_ids[:num_upper_blocks]
         for component in self.components:
             component.split(node, upper)
+        self.logprobs.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
@@ -279,6 +283,7 @@ class PrefixTree:
         self.blocks.clear()
         for component in self.components:
             component.clear()
+        self.logprobs.clear()
         self.order.clear()
         self.num_tokens = 0
         self.num_nodes = 0
@@ -295,6 +300,7 @@ class PrefixTree:
         self.evictions.note(node, node.start)
         for component in self.components:
             evicted += component.cut(node, node.start)
+        self.logprobs.cut(node, node.start)
         self.num_tokens -= node.end - node.start
         self.num_nodes -= 1
         node.parent = None
@@ -332,6 +338,7 @@ class PrefixTree:
             del node.block_ids[num_kept:]
             for component in self.components:
                 evicted += component.cut(node, end)
+            self.logprobs.cut(node, end)
             self.evictions.note(node, end)
             self.num_tokens -= node.end - end
             node.tokens = node.tokens[: (end - node.start) * TOKEN_BYTES]

@@ -181,7 +181,7 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     if is_on(radix.PART):
         parts.radix = _build_radix(parts)
         if is_on(select.PART):
-            parts.select = ScoredRequests(parts.radix.first_scored)
+            parts.select = ScoredRequests(parts.radix)
         if scheduler.connector is not None:
             is_measured = options.tier_rule == "measured"
             rule = LoadRule(min_tokens=options.tier_min_tokens, measured=is_measured)
@@ -215,7 +215,7 @@ def renew(parts: Parts) -> None:
     if parts.jump is not None:
         _build_jump(parts)
     if parts.select is not None and parts.radix is not None:
-        parts.select = ScoredRequests(parts.radix.first_scored)
+        parts.select = ScoredRequests(parts.radix)
     parts.have_changed()
 
 
@@ -228,6 +228,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         pin_share=engine.options.radix_pin_share,
         max_pins=engine.options.radix_max_pins,
         max_evicted_bytes=int(engine.options.why_evicted_mb * (1 << 20)),
+        max_logprob_bytes=int(engine.options.prompt_logprobs_mb * (1 << 20)),
         why_exact=engine.options.tells_exactly,
         shows_text=engine.options.tree_text,
         max_copies=max_copies(engine.kv_cache_config),

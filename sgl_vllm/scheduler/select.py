@@ -1,21 +1,23 @@
-"""Scored requests: log-probabilities of the end of a prompt whose beginning comes from the cache.
+"""Log-probabilities of a prompt whose beginning comes from the cache: of its end, or of all of it.
 
-Owns which prompt tokens a request asks for, and that its answer has the rows of these tokens only.
-Does not own the cap on the hit, which is the cache's (`RadixKVCacheManager.first_scored`).
+Owns which rows a request asks for, and that its answer has these rows. Does not own the cap on the
+hit, which is the cache's (`RadixKVCacheManager.first_scored` and `wanted_rows`), nor the rows of
+cached tokens (`radix/prompt_logprobs.py`).
 
-    prompt          [0 ............ n-1 | n ............ end)     sgl_score_from = n
-    from the cache  [0 ......... n-1)
+    prompt          [0 ............ n-1 | n ............ end)     sgl_score_from = n, or the tree
+    from the cache  [0 ......... n-1)                             has the rows before n
     computed                    [n-1 ..................... end)
-    rows                                [n ............... end)
+    new rows                            [n ............... end)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any  # Any: counters
 
+import torch
 from vllm.logger import init_logger
 
 from sgl_vllm.counters import counter
@@ -23,6 +25,7 @@ from sgl_vllm.part import EngineView, Part
 from sgl_vllm.protocol.quoting import quoted
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import check_score_from
+from sgl_vllm.radix.prompt_logprobs import MAX_TOP_K, Rows, WantedRows, joined
 from sgl_vllm.step_hooks import StepHooks
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
     from vllm.v1.request import Request
+
+    from sgl_vllm.radix.manager import RadixKVCacheManager
+    from sgl_vllm.radix.request_record import RequestRecord
 
 logger = init_logger("vllm.sgl_vllm.select")
 
@@ -43,47 +49,69 @@ PART = Part("select", _unsupported)
 
 @dataclass(slots=True)
 class SelectCounters:
-    """Scored requests since start."""
+    """Prompts with log-probabilities since start."""
 
     scored_requests: int = counter(
         "Requests that got the scores of their prompt's end, from a cached prefix or without one.",
         unit="requests",
     )
+    prompt_logprobs_cached: int = counter(
+        "Log-probabilities of prompt tokens by source: read beside the cached tokens.",
+        unit="tokens",
+        metric="prompt_logprobs",
+        labels={"source": "cache"},
+    )
+    prompt_logprobs_computed: int = counter(
+        "Computed by the model.",
+        unit="tokens",
+        metric="prompt_logprobs",
+        labels={"source": "model"},
+    )
 
 
 class ScoredRequests(StepHooks):
-    """The live requests that ask for scores.
+    """The live requests that ask for log-probabilities of their prompt.
 
     Args:
-        first_token: the first scored token of each, for the cache to read.
+        radix: the cache, which caps their hits and keeps the rows of whole prompts.
     """
 
-    def __init__(self, first_token: MutableMapping[Request, int]) -> None:
-        self._first_token = first_token
+    def __init__(self, radix: RadixKVCacheManager) -> None:
+        self._radix = radix
         self._num_rows: Mapping[str, int] = {}  # of the requests whose outputs are being made
+        self._whole: Mapping[str, tuple[RequestRecord, WantedRows]] = {}  # of these, too
         self.counters = SelectCounters()
 
     def sections(self) -> Mapping[str, Any]:
         return {"select": copy.copy(self.counters)}
 
     def expect(self, request: Request) -> None:
-        """Let a new request read the cache if it asks for scores of its prompt's end.
+        """Let a new request read the cache if it asks for log-probabilities of its prompt.
 
-        A value that cannot be used is ignored, with a warning: the whole prompt is computed.
+        A `SCORE_FROM` that cannot be used is ignored, with a warning.
         """
         params = request.sampling_params
+        top_k = params.prompt_logprobs if params is not None else None
         value = params.extra_args.get(SCORE_FROM) if params and params.extra_args else None
-        if params is None or value is None:
-            return
-        has_logprobs = params.prompt_logprobs is not None
-        try:
-            check_score_from(value, request.num_prompt_tokens, has_logprobs=has_logprobs)
-        except ValueError as error:  # not from the server, which refuses it (`routes/admission.py`)
-            shown = quoted(request.request_id)
-            logger.warning("%s of request %s is ignored: %s", SCORE_FROM, shown, error)
-            return
-        request.skip_reading_prefix_cache = False
-        self._first_token[request] = value
+        if value is not None:
+            try:
+                check_score_from(value, request.num_prompt_tokens, has_logprobs=top_k is not None)
+            except ValueError as error:  # not from the server (`routes/admission.py`)
+                shown = quoted(request.request_id)
+                logger.warning("%s of request %s is ignored: %s", SCORE_FROM, shown, error)
+            else:
+                request.skip_reading_prefix_cache = False
+                self._radix.first_scored[request] = value
+                return
+        if (
+            top_k is not None
+            and 0 <= top_k <= MAX_TOP_K
+            and request.prompt_token_ids is not None
+            and not request.resumable
+            and self._radix.keeps_logprobs
+        ):
+            request.skip_reading_prefix_cache = False
+            self._radix.wanted_rows[request] = WantedRows(top_k)
 
     def before_update(
         self,
@@ -91,47 +119,85 @@ class ScoredRequests(StepHooks):
         sampled: ModelRunnerOutput,
         requests: Mapping[str, Request],
     ) -> None:
-        """Note how many rows the requests of a step ask for, as those that end in it are dropped
-        with its outputs."""
+        """Note which rows the requests of a step ask for, as those that end in it are dropped with
+        its outputs."""
+        first_scored, wanted_rows = self._radix.first_scored, self._radix.wanted_rows
+        if not first_scored and not wanted_rows:
+            self._num_rows, self._whole = {}, {}
+            return
+        running = [one for one in map(requests.get, scheduled.num_scheduled_tokens) if one]
         self._num_rows = {
-            name: request.num_prompt_tokens - first_token
-            for name in (scheduled.num_scheduled_tokens if self._first_token else ())
-            if (request := requests.get(name)) is not None
-            and (first_token := self._first_token.get(request)) is not None
+            request.request_id: request.num_prompt_tokens - first_token
+            for request in running
+            if (first_token := first_scored.get(request)) is not None
+        }
+        self._whole = {
+            request.request_id: (record, wanted)
+            for request in running
+            if (wanted := wanted_rows.get(request)) is not None
+            and (record := self._radix.pool.records.lagging(request)) is not None
         }
 
     def follows_outputs(self) -> bool:
-        return bool(self._num_rows)
+        return bool(self._num_rows or self._whole)
 
     def after_update(
         self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """Leave only the rows that were asked for. If some of these were not computed, leave none:
-        the client finds no scores instead of wrong ones."""
+        """Leave only the rows that were asked for, and add those that the cache has. If some were
+        not computed, leave none: the client finds no rows instead of wrong ones."""
         for output in outputs:
-            tensors = output.new_prompt_logprobs_tensors
-            count = self._num_rows.get(output.request_id)
-            if tensors is None or count is None:
+            tensors, name = output.new_prompt_logprobs_tensors, output.request_id
+            if tensors is None:
                 continue
-            if count > len(tensors.logprobs):
-                logger.error(
-                    "Request %s asks for %d prompt log-probabilities, but only %d were "
-                    "computed. It gets none. Please report this",
-                    quoted(output.request_id),
-                    count,
-                    len(tensors.logprobs),
-                )
-                output.new_prompt_logprobs_tensors = None
-                continue
-            output.new_prompt_logprobs_tensors = _last_rows(tensors, count)
-            self.counters.scored_requests += 1
+            if (count := self._num_rows.get(name)) is not None:
+                rows = output.new_prompt_logprobs_tensors = _last_rows(tensors, count, name)
+                self.counters.scored_requests += rows is not None
+            elif (found := self._whole.get(name)) is not None:
+                output.new_prompt_logprobs_tensors = self._whole_prompt(tensors, *found)
+
+    def _whole_prompt(
+        self, tensors: LogprobsTensors, record: RequestRecord, wanted: WantedRows
+    ) -> LogprobsTensors | None:
+        """The rows of a whole prompt, which are kept for other requests."""
+        request = record.request
+        num_new = request.num_prompt_tokens - wanted.num_known
+        computed = _last_rows(tensors, num_new, request.request_id)
+        if computed is None:
+            return None
+        new = Rows(
+            computed.logprob_token_ids.numpy(),
+            computed.logprobs.numpy(),
+            computed.selected_token_ranks.numpy(),
+        )
+        rows = joined([*wanted.known, new])
+        self._radix.keep_logprobs(record, rows)
+        self.counters.prompt_logprobs_computed += num_new
+        self.counters.prompt_logprobs_cached += wanted.num_known - 1
+        if wanted.num_known == 1:
+            return computed
+        return computed._replace(
+            logprob_token_ids=torch.from_numpy(rows.token_ids[1:]),
+            logprobs=torch.from_numpy(rows.logprobs[1:]),
+            selected_token_ranks=torch.from_numpy(rows.ranks[1:]),
+        )
 
 
-def _last_rows(tensors: LogprobsTensors, count: int) -> LogprobsTensors:
+def _last_rows(tensors: LogprobsTensors, count: int, request_id: str) -> LogprobsTensors | None:
     """The last `count` rows of a prompt's log-probabilities, which has one for each token but the
-    first. How many of the rows before were computed depends on the cache: the V1 runner leaves
-    uninitialized memory in place of the others, the V2 runner leaves them out."""
+    first; None, with an error in the log, if there are fewer. How many of the rows before were
+    computed depends on the cache: the V1 runner leaves uninitialized memory in place of the others,
+    the V2 runner leaves them out."""
     first = len(tensors.logprobs) - count
+    if first < 0:
+        logger.error(
+            "Request %s asks for %d prompt log-probabilities, but only %d were computed. It gets "
+            "none. Please report this",
+            quoted(request_id),
+            count,
+            len(tensors.logprobs),
+        )
+        return None
     return tensors._replace(
         logprob_token_ids=tensors.logprob_token_ids[first:],
         logprobs=tensors.logprobs[first:],

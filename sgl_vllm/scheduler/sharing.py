@@ -9,6 +9,9 @@ holding a request back saves work where blocks are large, or where a prompt is c
     step 1     leader     [0 ........... 500)          sibling waits, though it could share [0, 384)
     step 2     sibling    [500 .. 505)                 and not [384 .. 505), with blocks of 128
 
+Log-probabilities of a prompt are shared only once they are there, so a request that asks for them
+waits for another that computes them.
+
 With recurrent layers a sibling can go on only where the leader leaves a checkpoint
 (`radix/checkpoints.py`). So before a leader is admitted, its prompt is compared with theirs.
 """
@@ -118,6 +121,9 @@ class PrefillSharing:
             or (self._waiting.is_overdue(request) and self._has_waited_enough(request))
         ):
             return False
+        wanted_rows = self._radix.wanted_rows.get(request)
+        if wanted_rows is not None:
+            return self._waits_for_logprobs(request, wanted_rows.top_k)
         key = self._waiting.next_tokens_key_of(request)
         leader = self._leader_of.get(key)
         if leader is None and self.num_comparisons < MAX_COMPARISONS:
@@ -131,6 +137,33 @@ class PrefillSharing:
             self._leaders[request] = leader
             return True
         return leader.request_id == last.request_id
+
+    def _waits_for_logprobs(self, request: Request, top_k: int) -> bool:
+        """Whether another request computes log-probabilities that `request` could read then."""
+        record = self._radix.pool.records.of(request)
+        if record is None:
+            return False
+        num_known = self._radix.num_with_logprobs(record, top_k)
+        prefix = record.tokens[: (num_known + 1) * TOKEN_BYTES]
+        for other, of_other in self._radix.wanted_rows.items():
+            if (
+                other.status != RequestStatus.RUNNING
+                or other.num_output_tokens
+                or of_other.top_k < top_k
+                or self.num_comparisons >= MAX_COMPARISONS
+            ):
+                continue
+            self.num_comparisons += 1
+            other_record = self._radix.pool.records.lagging(other)
+            if (
+                other_record is not None
+                and other_record.tokens.startswith(prefix)
+                and other_record.namespace == record.namespace
+                and common_prefix_length(other_record.tokens, record.tokens)
+                >= num_known + self.min_saved_tokens
+            ):
+                return True
+        return False
 
     def _has_waited_enough(self, request: Request) -> bool:
         """Whether an overdue request has been given the steps that a leader's last chunk takes."""

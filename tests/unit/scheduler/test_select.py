@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from sgl_vllm.scheduler import select
+
+
+def cache(*, keeps_logprobs: bool = True) -> Any:
+    """The part of a cache that counts here."""
+    return SimpleNamespace(first_scored={}, wanted_rows={}, keeps_logprobs=keeps_logprobs)
 
 
 def request(name: str, score_from: Any) -> Request:
@@ -34,18 +40,18 @@ def log() -> Iterator[list[str]]:
     "value", [0, 5, -1, True, 2.5, None, "x" * 1_000_000, [7] * 100_000, {"x": "x" * 1000}]
 )
 def test_a_value_that_is_no_index_is_one_short_line_in_the_log(value, log) -> None:
-    first_tokens: dict[Request, int] = {}
+    radix = cache(keeps_logprobs=False)
     asked = request("\n\x1b" * 1_000_000, value)
-    select.ScoredRequests(first_tokens).expect(asked)
-    assert not first_tokens
+    select.ScoredRequests(radix).expect(asked)
+    assert not radix.first_scored
     assert asked.skip_reading_prefix_cache
     assert len(log) == (value is not None)
     assert not any(len(line) > 700 or "xxx" in line or not line.isprintable() for line in log)
 
 
 def test_a_valid_index_lets_the_request_read_the_cache() -> None:
-    first_tokens: dict[Request, int] = {}
+    radix = cache()
     asked = request("a", 4)
-    select.ScoredRequests(first_tokens).expect(asked)
-    assert first_tokens == {asked: 4}
+    select.ScoredRequests(radix).expect(asked)
+    assert radix.first_scored == {asked: 4}
     assert not asked.skip_reading_prefix_cache
