@@ -178,7 +178,7 @@ class Options:
         "Host memory, in MiB, for log-probabilities of cached prompts (`prompt_logprobs`, and "
         "`echo` with `logprobs`), so that they are not computed again. Each token takes 12 bytes "
         "and 8 per likely token. With 0, such requests compute their whole prompt.",
-        page="cache.md",
+        page="server.md",
     )
     prefix_attention: bool = _option(
         False,

@@ -16,7 +16,7 @@ def check_tree(tree: RadixTree) -> None:
     """Raise AssertionError if `tree` contradicts itself."""
     size = tree.block_size
     owners: dict[int, Node] = {}
-    num_tokens = num_nodes = 0
+    num_tokens = num_nodes = num_logprob_bytes = 0
     assert tree._namespaces == {root: name for name, root in tree.roots.items()}
     for root in tree.roots.values():
         assert root.parent is None and not root.tokens and root.children
@@ -31,8 +31,12 @@ def check_tree(tree: RadixTree) -> None:
             owners[block_id] = node
         if tree.blocks.is_evictable(node):
             assert tree.order.holds(node), "an evictable leaf is in no queue"
+        if node.logprobs is not None:
+            assert 0 < node.logprobs.num_tokens <= node.end - node.start
+            num_logprob_bytes += node.logprobs.num_bytes
         num_tokens += node.end - node.start
         num_nodes += 1
+    assert num_logprob_bytes == tree.logprobs.num_bytes <= tree.logprobs.max_bytes
     tree.evictions.check()
     for component in tree.components:
         component.check(tree.nodes())

@@ -144,6 +144,7 @@ class PrefillSharing:
         if record is None:
             return False
         num_known = self._radix.num_with_logprobs(record, top_k)
+        num_waiting = self._waiting.num_with_same_next_tokens(request)
         prefix = record.tokens[: (num_known + 1) * TOKEN_BYTES]
         for other, of_other in self._radix.wanted_rows.items():
             if (
@@ -159,10 +160,10 @@ class PrefillSharing:
                 other_record is not None
                 and other_record.tokens.startswith(prefix)
                 and other_record.namespace == record.namespace
-                and common_prefix_length(other_record.tokens, record.tokens)
-                >= num_known + self.min_saved_tokens
             ):
-                return True
+                num_common = common_prefix_length(other_record.tokens, record.tokens)
+                if (num_common - num_known) * num_waiting >= self.min_saved_tokens:
+                    return True
         return False
 
     def _has_waited_enough(self, request: Request) -> bool:

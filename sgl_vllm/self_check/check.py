@@ -297,10 +297,15 @@ class _Check:
                 yield f"request {number}: {why}"
 
     def _select(self, found: PartReport) -> None:
-        """Scores of choices: with nothing cached, with the prefix cached, and in chunks."""
+        """Log-probabilities of whole prompts, and scores of choices: with nothing cached, with the
+        prefix cached, and in chunks."""
         by_select = make.scored(self._shape, by_select=True)
+        whole = make.scored(self._shape, by_select=False)
         with self._without("jump_forward"):
-            want = self._driver.run(make.scored(self._shape, by_select=False))
+            with self._without("select"):
+                want = self._driver.run(whole)
+            for _ in range(2):  # from the cache the second time
+                self._compare(self._driver.run(whole), want, found)
             self._driver.empty_cache()
             self._compare(self._driver.run(by_select), want, found)
             cached = self._driver.run(by_select)

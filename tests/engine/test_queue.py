@@ -145,7 +145,7 @@ def test_no_request_waits_if_that_saves_less_than_a_step_costs():
 
 
 @pytest.mark.parametrize(
-    "options", [{"cache_salt": "abc"}, {"prompt_logprobs": 0}], ids=["tenants", "no reading"]
+    "options", [{"cache_salt": "abc"}, {"prompt_logprobs": 6}], ids=["tenants", "no reading"]
 )
 def test_nobody_waits_for_what_it_cannot_share(options):
     machine = Machine(block_size=128)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -10,12 +11,24 @@ from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import holder_of
+from sgl_vllm.radix.prompt_logprobs import Rows, joined, num_tokens_in
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tokens import pack
 from tests.effort import examples
 from tests.unit.radix.lives import STATE, Content, LifeOfATree, Running
 
 NAMESPACES = st.sampled_from("xy")
+
+
+def logprobs_of(namespace, tokens, top_k):
+    """A row for each token that depends on all tokens up to it."""
+    rows = [
+        [hash((namespace, *tokens[: end + 1], number)) % 2**20 for number in range(1 + top_k)]
+        for end in range(len(tokens))
+    ]
+    return Rows(np.array(rows), np.array(rows, np.float32), np.arange(len(tokens)))
+
+
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
 
@@ -162,6 +175,23 @@ class TreeAgainstModel(LifeOfATree):
         self.tree.clear()
         self.inserted.clear()
         assert self.tree.num_blocks == self.tree.num_nodes == self.tree.num_tokens == 0
+
+    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES, top_k=st.integers(0, 2))
+    def log_probabilities_are_those_of_the_same_prefix(self, data, namespace, tokens, top_k):
+        namespace, tokens = self.draw_continuation(data, namespace, tokens)
+        match = self.tree.match_prefix(namespace, pack(tokens))
+        found = self.tree.logprobs.find(match, top_k)
+        want = logprobs_of(namespace, tokens, top_k)
+        if found:
+            got = joined(found)
+            assert got.num_tokens <= match.num_tokens
+            assert got.logprobs.tolist() == want.logprobs[: got.num_tokens].tolist()
+        self.tree.logprobs.max_bytes = data.draw(st.sampled_from([300, 1 << 20]))
+        num_known = data.draw(st.integers(num_tokens_in(found), len(tokens)))
+        self.tree.logprobs.keep(match, want.part(0, num_known, top_k))
+        if self.tree.logprobs.max_bytes > 300:
+            known = num_tokens_in(self.tree.logprobs.find(match, top_k))
+            assert known >= min(num_known, match.num_tokens)
 
     @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES)
     def watch(self, data, namespace, tokens):
