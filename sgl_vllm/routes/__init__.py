@@ -16,6 +16,7 @@ like vLLM's own.
     POST /v1/sgl/batch         many requests at once, each answered as soon as it is done
     POST /v1/sgl/batch/abort   stop single ones of them
     POST /v1/sgl/score         scores of some continuations of a prompt
+    POST /generative_scoring   vLLM's own; labels may have several tokens
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.routes import match, pins, tree
+from sgl_vllm.routes import labels, match, pins, tree
 from sgl_vllm.routes.admission import refuse_echo_of_scored
 from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
@@ -121,6 +122,9 @@ class SglEndpointPlugin:
         )
         incoming.attach(engine_client)
         refuse_echo_of_scored(state.online_renderer)
+        serving = getattr(state, "serving_generative_scoring", None)
+        if serving is not None:
+            labels.accept_labels(serving)
         state.sgl_vllm_ending = end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             move_segments(state.online_renderer)

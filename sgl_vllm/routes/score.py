@@ -100,7 +100,7 @@ async def score(body: ScoreBody, raw_request: Request) -> Response:
 
     400 for a body that cannot be read or scored; what vLLM refuses is answered as vLLM would.
     """
-    model = _Served(raw_request, body)
+    model = Served(raw_request, body)
     with counted_as_load(raw_request.app.state):
         prefix_ids, *full_ids = await all_answers(
             [tokenized(raw_request, wanted) for wanted in body.requests()]
@@ -161,8 +161,9 @@ def _text(message: Json) -> str:
 
 
 @dataclass(frozen=True)
-class _Served:
-    """The model behind vLLM's serving objects, for one request; `scoring.Model`."""
+class Served:
+    """The model behind vLLM's serving objects, for one request; `scoring.Model`. Of `asked` it
+    reads the model's name, the salt, and the ids of the request and the program."""
 
     request: Request
     asked: ScoreBody

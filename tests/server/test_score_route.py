@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import httpx
 import pytest
 
 import sgl_vllm as sgl
@@ -109,3 +111,64 @@ def test_what_cannot_be_scored_is_refused_and_said(http, body, status, said):
     assert answer.status_code == status, answer.text
     assert said in answer.text
     assert http.get("/sgl/stats").status_code == 200
+
+
+# -- /generative_scoring ------------------------------------------------------------------------
+
+QUERY, ITEMS = "Is this animal fast? ", ["The hare.", "The turtle, of course."]
+
+
+def score_labels(server, **body: Any) -> Any:
+    url = server.url + "/generative_scoring"
+    body = {"model": "demo", "query": QUERY, "items": ITEMS, "label_token_ids": [], **body}
+    return httpx.post(url, json=body, headers={"Authorization": f"Bearer {API_KEY}"}, timeout=60)
+
+
+@pytest.mark.parametrize("apply_softmax", [True, False])
+def test_labels_of_several_tokens_have_the_probability_of_all_their_tokens(
+    server, http, apply_softmax
+):
+    labels = [" yes, it is", " not at all", " no"]
+    answer = score_labels(server, labels=labels, apply_softmax=apply_softmax).json()
+
+    def probability(item: str, label: str) -> float:
+        def tokens(text: str) -> list[int]:
+            body = {"model": "demo", "prompt": text, "add_special_tokens": False}
+            answer = httpx.post(server.url + "/tokenize", json=body, headers=http.headers)
+            return answer.json()["tokens"]
+
+        prompt = tokens(QUERY) + tokens(item) + tokens(label)
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
+        rows = http.post("/completions", json=body).json()["choices"][0]["prompt_logprobs"]
+        ending = zip(tokens(label), rows[-len(tokens(label)) :], strict=True)
+        return math.exp(sum(row[str(token)]["logprob"] for token, row in ending))
+
+    for item, got in zip(ITEMS, answer["data"], strict=True):
+        want = [probability(item, label) for label in labels]
+        if apply_softmax:
+            want = [one / sum(want) for one in want]
+        assert got["label_scores"] == pytest.approx(want, rel=1e-3)
+        assert got["score"] == got["label_scores"][0]
+
+
+def test_labels_of_one_token_have_vllms_score(server):
+    ids = [300, 400]
+    ours = score_labels(server, labels=[[one] for one in ids]).json()["data"]
+    vllms = score_labels(server, label_token_ids=ids).json()["data"]
+    assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in vllms])
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        *(({"labels": labels}, 400) for labels in ([], [""], [[]], "yes", [1], [[-1]], [None])),
+        ({"labels": [" yes"], "label_token_ids": [5]}, 400),
+        ({"labels": [" yes"], "items": []}, 400),
+        ({"labels": [" yes"], "model": "nobody"}, 404),
+        ({"labels": [[10**6]]}, 400),
+    ],
+)
+def test_labels_that_cannot_be_scored_are_refused(server, body, status):
+    answer = score_labels(server, **body)
+    assert answer.status_code == status, answer.text
+    assert len(answer.json()["error"]["message"]) < 300

@@ -10,4 +10,7 @@ class ErrorInfo(OpenAIBaseModel):
     message: str
     code: int
 
-class UsageInfo(OpenAIBaseModel): ...
+class UsageInfo(OpenAIBaseModel):
+    prompt_tokens: int
+    completion_tokens: int | None
+    total_tokens: int

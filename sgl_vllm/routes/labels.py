@@ -1,0 +1,125 @@
+"""Labels of several tokens for vLLM's `POST /generative_scoring`.
+
+vLLM's own labels are single tokens, `label_token_ids`. With an empty list there, the field `labels`
+has texts or lists of token ids instead. An item's `score` is the first label's probability after
+query and item: among the labels, or in the whole vocabulary without `apply_softmax`. `label_scores`
+has those of all labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any  # Any: the JSON of a request
+
+from fastapi import HTTPException, Request
+from pydantic import Field, TypeAdapter, ValidationError
+from vllm.entrypoints.generate.generative_scoring.serving import (
+    GenerativeScoringItemResult,
+    GenerativeScoringRequest,
+    GenerativeScoringResponse,
+    ServingGenerativeScoring,
+)
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
+
+from sgl_vllm.protocol import scoring
+from sgl_vllm.protocol.scoring import all_answers
+from sgl_vllm.routes.bodies import TextOrIds
+from sgl_vllm.routes.score import ScoreBody, Served
+from sgl_vllm.vllm_api.patching import wrap
+
+_LABELS = TypeAdapter(
+    Annotated[
+        list[Annotated[TextOrIds, Field(min_length=1)]],
+        Field(min_length=1, max_length=scoring.MAX_CONTINUATIONS),
+    ]
+)
+
+_WHAT_LABELS_ARE = (
+    "labels must be a list of texts or of lists of token ids, none of them empty, beside an empty "
+    f"label_token_ids; at most {scoring.MAX_CONTINUATIONS:,} labels"
+)
+
+
+def accept_labels(serving: ServingGenerativeScoring) -> None:
+    """Let `/generative_scoring` take `labels` from now on."""
+
+    @wrap(serving, "create_generative_scoring")
+    async def create_generative_scoring(
+        original: Callable[..., Awaitable[Any]],
+        request: GenerativeScoringRequest,
+        raw_request: Request | None = None,
+    ) -> Any:
+        labels = (request.model_extra or {}).get("labels")
+        if labels is None or raw_request is None:
+            return await original(request, raw_request)
+        try:
+            checked = _LABELS.validate_python(labels)
+        except ValidationError:
+            raise HTTPException(400, _WHAT_LABELS_ARE) from None
+        if request.label_token_ids or not request.items:
+            raise HTTPException(400, _WHAT_LABELS_ARE if request.items else "items is empty")
+        return await _scored(serving, request, raw_request, checked)
+
+
+async def _scored(
+    serving: ServingGenerativeScoring,
+    request: GenerativeScoringRequest,
+    raw_request: Request,
+    labels: list[str | list[int]],
+) -> GenerativeScoringResponse:
+    tokenizer = serving.renderer.tokenizer
+    if tokenizer is None:
+        raise HTTPException(400, "labels need a server with a tokenizer")
+    endings = [
+        tokenizer.encode(label, add_special_tokens=False) if isinstance(label, str) else label
+        for label in labels
+    ]
+    inputs, _ = await serving._build_prompts(
+        request, tokenizer, serving.model_config.max_model_len - max(map(len, endings))
+    )
+    salt = getattr(request, "cache_salt", None)  # from vLLM 0.32 on
+    body = ScoreBody.model_construct(
+        model=request.model, cache_salt=salt, request_id=None, program=None
+    )
+    served = Served(raw_request, body)
+    prompts = [one["prompt_token_ids"] for one in inputs]
+    try:
+        answers = await all_answers(
+            [
+                scoring.score(
+                    served,
+                    prompt,
+                    [prompt + ending for ending in endings],
+                    unconditional=False,
+                    warm=True,
+                )
+                for prompt in prompts
+            ]
+        )
+    except scoring.NothingToScoreError as error:
+        raise HTTPException(400, str(error)) from None
+    results = []
+    for index, answer in enumerate(answers):
+        logprobs = [math.fsum(choice.logprobs) for choice in answer.choices]
+        largest = max(logprobs) if request.apply_softmax else 0.0
+        scores = [math.exp(logprob - largest) for logprob in logprobs]
+        if request.apply_softmax:
+            scores = [score / math.fsum(scores) for score in scores]
+        results.append(
+            GenerativeScoringItemResult.model_validate(
+                {"index": index, "score": scores[0], "label_scores": scores}
+            )
+        )
+    num_prompt_tokens = sum(map(len, prompts))
+    num_sampled = sum(usage["completion_tokens"] for one in answers for usage in one.costs)
+    return GenerativeScoringResponse(
+        id=f"generative-scoring-{request.request_id}",
+        model=serving.models.model_name(None) if request.model is None else request.model,
+        data=results,
+        usage=UsageInfo(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_sampled,
+            total_tokens=num_prompt_tokens + num_sampled,
+        ),
+    )
