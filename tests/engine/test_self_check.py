@@ -120,8 +120,9 @@ def keep_a_stale_row(patch):
 def shift_scores_by_one(patch):
     last_rows = select._last_rows
 
-    def shifted(tensors, count):
-        rows = last_rows(tensors, count)
+    def shifted(*args):
+        rows = last_rows(*args)
+        assert rows is not None
         return rows._replace(logprobs=rows.logprobs.roll(1, 0))
 
     patch.setattr(select, "_last_rows", shifted)

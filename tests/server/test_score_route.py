@@ -115,6 +115,7 @@ def test_what_cannot_be_scored_is_refused_and_said(http, body, status, said):
 
 # -- /generative_scoring ------------------------------------------------------------------------
 
+BAD_LABELS: list[Any] = [[], [""], [[]], "yes", [1], [[-1]], [None]]
 QUERY, ITEMS = "Is this animal fast? ", ["The hare.", "The turtle, of course."]
 
 
@@ -161,7 +162,7 @@ def test_labels_of_one_token_have_vllms_score(server):
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        *(({"labels": labels}, 400) for labels in ([], [""], [[]], "yes", [1], [[-1]], [None])),
+        *(({"labels": labels}, 400) for labels in BAD_LABELS),
         ({"labels": [" yes"], "label_token_ids": [5]}, 400),
         ({"labels": [" yes"], "items": []}, 400),
         ({"labels": [" yes"], "model": "nobody"}, 404),
