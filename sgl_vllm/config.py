@@ -299,6 +299,13 @@ class Options:
         },
         page="structured-output.md",
     )
+    tools_and_format: bool = _option(
+        False,
+        "Answer requests with `tools` and a JSON `response_format` with calls or with a document, "
+        "by one grammar. If off, requests can ask for it, and others get vLLM's grammar, which has "
+        "no tools unless one is `strict`.",
+        page="structured-output.md#tools-and-a-format",
+    )
     jump_forward: bool = _option(
         True,
         "Append the text that a grammar forces in one forward pass, not token by token.",

@@ -57,3 +57,39 @@ def _marked(part: Json, schemas: dict[bytes, Json]) -> Json:
         schemas[b'"schema %d"' % number] = part.get("json_schema")
         return {"type": "grammar", "grammar": rf'root ::= "\"schema {number}\""'}
     return {name: _marked(value, schemas) for name, value in part.items()}
+
+
+def only_calls(form: Json, *, is_single: bool) -> Json:
+    """A format of required tool calls without text between them, and of one call if `is_single`."""
+    if isinstance(form, list):
+        return [only_calls(one, is_single=is_single) for one in form]
+    if not isinstance(form, dict):
+        return form
+    if form.get("type") == "json_schema":
+        takes_all = form["json_schema"] is True and form.get("style", "json") == "json"
+        return {**form, "json_schema": {"type": "object"}} if takes_all else form
+    form = {name: only_calls(value, is_single=is_single) for name, value in form.items()}
+    if form.get("type") == "triggered_tags":
+        # Notations with lines put each call on a line of its own.
+        separator = "\n" if "\n" in form["tags"][0]["begin"] else ""
+        kept = {name: form[name] for name in ("tags", "at_least_one", "stop_after_first")}
+        form = {"type": "tags_with_separator", "separator": separator, **kept}
+    if form.get("type") == "tags_with_separator" and is_single:
+        form["stop_after_first"] = True
+    return form
+
+
+def beginnings(form: Json) -> set[str]:
+    """The texts that a format of tool calls begins with; with an empty one if it may begin with
+    anything."""
+    match form["type"]:
+        case "const_string":
+            return {form["value"]}
+        case "tag" if isinstance(form["begin"], str):
+            return {form["begin"]}
+        case "sequence":
+            return beginnings(form["elements"][0])
+        case "tags_with_separator":
+            return set().union(*map(beginnings, form["tags"]))
+        case _:
+            return {""}

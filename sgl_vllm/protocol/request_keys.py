@@ -50,3 +50,7 @@ REUSE, APPROXIMATE = "sgl_reuse", "approximate"
 """With this value, segments that are cached at another place may be reused from there, which is not
 exact. Only where the server allows it (`approximate_reuse`). The answer is under the same key, in
 `kv_transfer_params`."""
+
+TOOLS_AND_FORMAT = "sgl_tools_and_format"
+"""Any value but 0 asks for one grammar of the request's tools and its JSON `response_format`; 0
+asks for vLLM's, where the server has the option `tools_and_format`."""

@@ -125,6 +125,10 @@ class SglEndpointPlugin:
         serving = getattr(state, "serving_generative_scoring", None)
         if serving is not None:
             labels.accept_labels(serving)
+        if not missing_hooks("tools_and_format"):
+            from sgl_vllm.routes.tools_and_format import combine_tools_and_formats
+
+            combine_tools_and_formats(options)
         state.sgl_vllm_ending = end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             move_segments(state.online_renderer)
