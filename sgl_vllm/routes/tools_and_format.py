@@ -9,12 +9,11 @@ they are parsed, is vLLM's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias  # Any: JSON, and arguments that pass through
 from weakref import WeakKeyDictionary
 
-from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, ExtractedToolCallInformation
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
@@ -35,7 +34,6 @@ _JSON_STARTS = frozenset('{["-0123456789tfn')
 _ALONE = f"or send vllm_xargs.{TOOLS_AND_FORMAT}=0 for a grammar without the tools"
 
 
-@dataclass
 class CallsOrDocument(StructuredOutputsParams):
     """The combined grammar. Its type marks the requests whose answers are read as one or the
     other."""
@@ -54,8 +52,8 @@ def combine_tools_and_formats(options: Options) -> None:
     global _options
     _options = options
     wrap(DelegatingParser, "_apply_structural_tag")(_apply_structural_tag)
-    wrap(DelegatingParser, "_extract_tool_calls")(_extract_tool_calls)
-    wrap(DelegatingParser, "_extract_tool_calls_streaming")(_extract_tool_calls_streaming)
+    wrap(DelegatingParser, "extract_tool_calls")(_extract_tool_calls)
+    wrap(DelegatingParser, "extract_tool_calls_streaming")(_extract_tool_calls_streaming)
 
 
 def _apply_structural_tag(
@@ -133,40 +131,43 @@ def _document(wanted: StructuredOutputsParams) -> Any:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _is_document(request: ToolRequest, text: str | None) -> bool | None:
+def _is_document(request: ToolRequest, text: str) -> bool | None:
     """Whether an answer that begins with `text` is a document; None if that cannot be told yet."""
     if not isinstance(request.structured_outputs, CallsOrDocument):
         return False
-    start = (text or "").lstrip()[:1]
+    start = text.lstrip()[:1]
     return start in _JSON_STARTS if start else None
 
 
 def _extract_tool_calls(
-    original: Callable[..., Any],
+    original: Callable[[DelegatingParser, str, ToolRequest], ExtractedToolCallInformation],
     parser: DelegatingParser,
-    content: str | None,
+    model_output: str,
     request: ToolRequest,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    if _is_document(request, content):
-        return None, content
-    return original(parser, content, request, *args, **kwargs)
+) -> ExtractedToolCallInformation:
+    if _is_document(request, model_output):
+        return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
+    return original(parser, model_output, request)
 
 
 def _extract_tool_calls_streaming(
-    original: Callable[..., Any],
+    original: Callable[..., DeltaMessage | None],
     parser: DelegatingParser,
-    *,
+    previous_text: str,
+    current_text: str,
     delta_text: str,
+    previous_token_ids: Sequence[int],
+    current_token_ids: Sequence[int],
+    delta_token_ids: Sequence[int],
     request: ToolRequest,
-    **kwargs: Any,
-) -> Any:
+) -> DeltaMessage | None:
     is_document = _are_documents.get(parser)
     if is_document is None:
         is_document = _is_document(request, delta_text)
         if is_document is not None:
             _are_documents[parser] = is_document
-    if not is_document:
-        return original(parser, delta_text=delta_text, request=request, **kwargs)
-    return (DeltaMessage(content=delta_text) if delta_text else None), False
+    if is_document:
+        return DeltaMessage(content=delta_text) if delta_text else None
+    texts = previous_text, current_text, delta_text
+    token_ids = previous_token_ids, current_token_ids, delta_token_ids
+    return original(parser, *texts, *token_ids, request)

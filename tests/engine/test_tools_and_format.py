@@ -14,6 +14,7 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.parser import Parser, ParserManager
+from vllm.parser.abstract_parser import DelegatingParser
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.config import Options as ServerOptions
@@ -24,7 +25,7 @@ from tests.effort import examples, some_nightly
 from tests.engine.fsm_backends import backend, bits
 
 DEEPSEEK = [f"<｜tool▁call{mark}｜>" for mark in ("▁begin", "▁end", "s▁begin", "s▁end")]
-"""Tokens that vLLM's parser wants in a vocabulary. It reads no line ends in arguments."""
+"""Tokens that vLLM's parser wants in a vocabulary. It reads no calls with line ends in JSON."""
 
 XML = ("qwen3_coder", "mimo", "minimax_m2", "glm47", "deepseek_v32", "deepseek_v4")
 """Notations in which the text of a value is not quoted."""
@@ -88,7 +89,9 @@ def random_request(rng: random.Random, name: str = "", **body: Any) -> ChatCompl
 @pytest.fixture(scope="module")
 def ours() -> SglBackend:
     combine_tools_and_formats(ServerOptions())
-    return backend()
+    made = backend()
+    made.tokenizer.add_tokens([*DEEPSEEK, "<|python_tag|>"])
+    return made
 
 
 def parser_of(name: str, ours: SglBackend, request: ChatCompletionRequest) -> Parser:
@@ -129,7 +132,9 @@ def read(name: str, request: ChatCompletionRequest, text: str, ours: SglBackend)
     streaming = parser_of(name, ours, request)
     _, content, calls = parser_of(name, ours, request).parse(text, request, enable_auto_tools=True)
     calls = [(one.name, one.arguments) for one in calls or ()]
-    streamed, names, arguments = "", {}, {}
+    streamed = ""
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
     tokens = ours.tokenizer.encode(text, add_special_tokens=False)
     so_far = ""
     for number in range(1, len(tokens) + 1):
@@ -144,7 +149,7 @@ def read(name: str, request: ChatCompletionRequest, text: str, ours: SglBackend)
         so_far = so_far if now.endswith("�") else now
         streamed += (delta and delta.content) or ""
         for call in (delta and delta.tool_calls) or ():
-            names[call.index] = (call.function and call.function.name) or names.get(call.index)
+            names[call.index] = (call.function and call.function.name) or names[call.index]
             added = (call.function and call.function.arguments) or ""
             arguments[call.index] = arguments.get(call.index, "") + added
     return content, calls, streamed, [(names[n], arguments[n]) for n in sorted(names)]
@@ -155,8 +160,6 @@ def read(name: str, request: ChatCompletionRequest, text: str, ours: SglBackend)
 )
 def test_an_answer_is_a_valid_call_or_a_valid_document(name: str, ours: SglBackend) -> None:
     rng = random.Random()
-    if name == "deepseek_v31":
-        ours.tokenizer.add_tokens(DEEPSEEK)
     for _ in range(NUM_PAIRS):
         request = random_request(rng, name)
         schema = request.response_format.json_schema.json_schema
@@ -180,3 +183,86 @@ def test_an_answer_is_a_valid_call_or_a_valid_document(name: str, ours: SglBacke
             if not calls:
                 jsonschema.validate(json.loads(content), schema)
                 assert content == streamed == text
+
+
+DAY = {"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]}
+ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": DAY}}
+FUNCTION = {"name": "f", "parameters": DAY}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"day": "1"}}\n</tool_call>'
+XML_CALL = "<tool_call>\n<function=f>\n<parameter=day>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+def asked(**body: Any) -> ChatCompletionRequest:
+    tools = [{"type": "function", "function": FUNCTION}]
+    plain = {"messages": [], "tools": tools, "response_format": ANSWER, "request_id": "1"}
+    return ChatCompletionRequest(**{**plain, **body})
+
+
+ASK = {"vllm_xargs": {"sgl_tools_and_format": 1}}
+STRICT = {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]}
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        STRICT,
+        {"vllm_xargs": {"sgl_tools_and_format": 0}},
+        {**ASK, "response_format": None},
+        {**ASK, "response_format": {"type": "text"}},
+        {**ASK, "tool_choice": "none"},
+        {**ASK, "tool_choice": "required"},
+    ],
+)
+def test_other_requests_are_as_in_stock(body: dict[str, Any], ours: SglBackend) -> None:
+    stock = DelegatingParser._apply_structural_tag.__wrapped__
+    parser = parser_of("hermes", ours, asked(**body))
+    adjusted = parser._apply_structural_tag(asked(**body))
+    assert adjusted.model_dump() == stock(parser, asked(**body)).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("pythonic", {}, "PythonicToolParser has no grammar of its calls"),
+        ("llama3_json", {}, "they begin like JSON"),
+        ("openai", {}, "cannot be combined"),
+        (
+            "hermes",
+            {"response_format": None, "structured_outputs": {"regex": "a"}},
+            "only with a response_format of type json_schema or json_object",
+        ),
+        (
+            "hermes",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "array", "uniqueItems": True}},
+                }
+            },
+            "start the server with schema_reading=spec",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(
+    name: str, body: dict[str, Any], said: str, ours: SglBackend
+) -> None:
+    request = asked(**ASK, **body)
+    with pytest.raises(VLLMValidationError, match=said) as refused:
+        parser_of(name, ours, request)._apply_structural_tag(request)
+    assert "vllm_xargs.sgl_tools_and_format=0" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("hermes", CALL + CALL), ("qwen3_coder", XML_CALL + "\n" + XML_CALL)]
+)
+def test_one_call_is_allowed_where_calls_are_not_parallel(
+    name: str, calls: str, ours: SglBackend
+) -> None:
+    for body, is_legal in (({}, True), ({"parallel_tool_calls": False}, False)):
+        request = asked(**ASK, **body)
+        spec = parser_of(name, ours, request).adjust_request(request).structured_outputs
+        grammar = ours.compile_grammar(Options.STRUCTURAL_TAG, spec.structural_tag)
+        tokens = ours.tokenizer.encode(calls, add_special_tokens=False)
+        assert (grammar.validate_tokens(tokens) == tokens) == is_legal

@@ -76,6 +76,7 @@ class StructuredOutputsParams:  # [format_checks, self_check]
     ) -> None: ...
 
     json: str | dict[str, Any] | None
+    json_object: bool | None  # [tools_and_format]
     regex: str | None
     grammar: str | None
     structural_tag: str | None
