@@ -8,7 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonschema
+import openai
 import pytest
+from transformers import AutoTokenizer
+
+from tests.server.conftest import MODEL
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -138,6 +142,73 @@ def test_the_arguments_of_a_tool_call_are_valid(client, tool_choice):
     assert [c.function.name for c in calls if c.function.name] == ["show_card"]
     arguments = "".join(c.function.arguments or "" for c in calls)
     assert json.loads(arguments) == json.loads(call.function.arguments)
+
+
+FUNCTION = {"name": "show_card", "parameters": CARD}
+EITHER = {"vllm_xargs": {"sgl_tools_and_format": 1}}
+
+
+@pytest.mark.parametrize("bias", [100, -100], ids=["a call", "a document"])
+def test_tools_and_a_format_are_answered_by_one_of_them(client, bias):
+    """A call begins with `<`."""
+    begins = [i for text, i in AutoTokenizer.from_pretrained(MODEL).vocab.items() if text[0] == "<"]
+    request = {
+        "model": "demo",
+        "messages": ASK,
+        "max_tokens": 200,
+        "temperature": 0,
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "code", "schema": PATTERN},
+        },
+        "logit_bias": {str(token): bias for token in begins},
+    }
+    (choice,) = client.chat.completions.create(**request, extra_body=EITHER).choices
+    chunks = client.chat.completions.create(**request, extra_body=EITHER, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    content = "".join(delta.content or "" for delta in deltas)
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    if bias > 0:
+        (call,) = choice.message.tool_calls[:1]
+        assert choice.finish_reason == "tool_calls" and not choice.message.content and not content
+        assert call.function.name == "show_card" == calls[0].function.name
+        is_valid(CARD)(call.function.arguments)
+        pieces = [one.function.arguments or "" for one in calls if one.index == 0]
+        assert json.loads("".join(pieces)) == json.loads(call.function.arguments)
+    else:
+        assert choice.finish_reason == "stop" and not choice.message.tool_calls and not calls
+        is_valid(PATTERN)(choice.message.content)
+        assert content == choice.message.content
+
+
+def test_a_response_has_tools_and_a_format_too(client):
+    answer = client.responses.create(
+        model="demo",
+        input="Tell me about a place.",
+        max_output_tokens=150,
+        temperature=0,
+        tools=[{"type": "function", **FUNCTION, "strict": False}],
+        text={"format": {"type": "json_schema", "name": "code", "schema": PATTERN}},
+        extra_body=EITHER,
+    )
+    for item in answer.output:
+        if item.type == "function_call":
+            is_valid(CARD)(item.arguments)
+        else:
+            is_valid(PATTERN)(item.content[0].text)
+
+
+def test_tools_and_another_format_are_refused_with_what_to_do(client):
+    request = {
+        "model": "demo",
+        "messages": ASK,
+        "tools": [{"type": "function", "function": FUNCTION}],
+    }
+    with pytest.raises(openai.BadRequestError, match="of type json_schema or json_object: use one"):
+        client.chat.completions.create(
+            **request, extra_body={**EITHER, "structured_outputs": {"regex": REGEX}}
+        )
 
 
 def test_a_response_has_the_schema(client):
