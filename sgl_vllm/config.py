@@ -301,9 +301,8 @@ class Options:
     )
     tools_and_format: bool = _option(
         False,
-        "Answer requests with `tools` and a JSON `response_format` with calls or with a document, "
-        "by one grammar. If off, requests can ask for it, and others get vLLM's grammar, which has "
-        "no tools unless one is `strict`.",
+        "Answer requests with `tools` and a JSON `response_format` with calls or with a document. "
+        "If off, only requests that ask for it, as vLLM's grammar often drops the tools.",
         page="structured-output.md#tools-and-a-format",
     )
     jump_forward: bool = _option(

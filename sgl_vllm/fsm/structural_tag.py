@@ -14,6 +14,9 @@ from sgl_vllm.fsm.errors import UnsupportedGrammarError
 
 Json: TypeAlias = Any
 
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The arguments of a tool without parameters."""
+
 
 def in_one_format(tag: Json) -> Json:
     """A tag with `format`, also if it has `structures` and `triggers`, which is vLLM's older form.
@@ -59,16 +62,15 @@ def _marked(part: Json, schemas: dict[bytes, Json]) -> Json:
     return {name: _marked(value, schemas) for name, value in part.items()}
 
 
-def only_calls(form: Json, *, is_single: bool) -> Json:
+def only_calls(form: Json, is_single: bool) -> Json:
     """A format of required tool calls without text between them, and of one call if `is_single`."""
     if isinstance(form, list):
-        return [only_calls(one, is_single=is_single) for one in form]
+        return [only_calls(one, is_single) for one in form]
     if not isinstance(form, dict):
         return form
     if form.get("type") == "json_schema":
-        takes_all = form["json_schema"] is True and form.get("style", "json") == "json"
-        return {**form, "json_schema": {"type": "object"}} if takes_all else form
-    form = {name: only_calls(value, is_single=is_single) for name, value in form.items()}
+        return {**form, "json_schema": _NOTHING} if form["json_schema"] is True else form
+    form = {name: only_calls(value, is_single) for name, value in form.items()}
     if form.get("type") == "triggered_tags":
         # Notations with lines put each call on a line of its own.
         separator = "\n" if "\n" in form["tags"][0]["begin"] else ""
@@ -79,17 +81,9 @@ def only_calls(form: Json, *, is_single: bool) -> Json:
     return form
 
 
-def beginnings(form: Json) -> set[str]:
-    """The texts that a format of tool calls begins with; with an empty one if it may begin with
-    anything."""
-    match form["type"]:
-        case "const_string":
-            return {form["value"]}
-        case "tag" if isinstance(form["begin"], str):
-            return {form["begin"]}
-        case "sequence":
-            return beginnings(form["elements"][0])
-        case "tags_with_separator":
-            return set().union(*map(beginnings, form["tags"]))
-        case _:
-            return {""}
+def beginning(form: Json) -> str:
+    """What a format of tool calls begins with; empty if it may begin with anything."""
+    while parts := form.get("elements" if form["type"] == "sequence" else "tags"):
+        form = parts[0]
+    text = form.get("begin") or form.get("value")
+    return text if isinstance(text, str) else ""

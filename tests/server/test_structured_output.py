@@ -152,75 +152,54 @@ EITHER = {"vllm_xargs": {"sgl_tools_and_format": 1}}
 def test_tools_and_a_format_are_answered_by_one_of_them(client, bias):
     """A call begins with `<`."""
     begins = [i for text, i in AutoTokenizer.from_pretrained(MODEL).vocab.items() if text[0] == "<"]
+    form = {"type": "json_schema", "json_schema": {"name": "code", "schema": PATTERN}}
     request = {
         "model": "demo",
         "messages": ASK,
         "max_tokens": 200,
         "temperature": 0,
         "tools": [{"type": "function", "function": FUNCTION}],
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "code", "schema": PATTERN},
-        },
+        "response_format": form,
         "logit_bias": {str(token): bias for token in begins},
+        "extra_body": EITHER,
     }
-    (choice,) = client.chat.completions.create(**request, extra_body=EITHER).choices
-    chunks = client.chat.completions.create(**request, extra_body=EITHER, stream=True)
-    deltas = [chunk.choices[0].delta for chunk in chunks]
+    (choice,) = client.chat.completions.create(**request).choices
+    deltas = [c.choices[0].delta for c in client.chat.completions.create(**request, stream=True)]
     content = "".join(delta.content or "" for delta in deltas)
-    calls = [call for delta in deltas for call in delta.tool_calls or ()]
-    if bias > 0:
-        (call,) = choice.message.tool_calls[:1]
-        assert choice.finish_reason == "tool_calls" and not choice.message.content and not content
-        assert call.function.name == "show_card" == calls[0].function.name
-        is_valid(CARD)(call.function.arguments)
-        pieces = [one.function.arguments or "" for one in calls if one.index == 0]
-        assert json.loads("".join(pieces)) == json.loads(call.function.arguments)
-    else:
-        assert choice.finish_reason == "stop" and not choice.message.tool_calls and not calls
-        is_valid(PATTERN)(choice.message.content)
-        assert content == choice.message.content
-
-
-def test_a_response_has_tools_and_a_format_too(client):
-    answer = client.responses.create(
-        model="demo",
-        input="Tell me about a place.",
-        max_output_tokens=150,
-        temperature=0,
-        tools=[{"type": "function", **FUNCTION, "strict": False}],
-        text={"format": {"type": "json_schema", "name": "code", "schema": PATTERN}},
-        extra_body=EITHER,
-    )
-    for item in answer.output:
-        if item.type == "function_call":
-            is_valid(CARD)(item.arguments)
-        else:
-            is_valid(PATTERN)(item.content[0].text)
+    calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
+    if bias < 0:
+        assert content == choice.message.content and not choice.message.tool_calls and not calls
+        is_valid(PATTERN)(content)
+        return
+    assert choice.finish_reason == "tool_calls" and not choice.message.content and not content
+    assert {call.function.name for call in choice.message.tool_calls} == {"show_card"}
+    whole = [call.function.arguments for call in choice.message.tool_calls]
+    assert "".join(call.arguments or "" for call in calls) == "".join(whole)
+    for arguments in whole:
+        is_valid(CARD)(arguments)
 
 
 def test_tools_and_another_format_are_refused_with_what_to_do(client):
-    request = {
-        "model": "demo",
-        "messages": ASK,
-        "tools": [{"type": "function", "function": FUNCTION}],
-    }
-    with pytest.raises(openai.BadRequestError, match="of type json_schema or json_object: use one"):
-        client.chat.completions.create(
-            **request, extra_body={**EITHER, "structured_outputs": {"regex": REGEX}}
-        )
+    tools = [{"type": "function", "function": FUNCTION}]
+    body = {**EITHER, "structured_outputs": {"regex": REGEX}}
+    with pytest.raises(openai.BadRequestError, match="of type json_object or json_schema"):
+        client.chat.completions.create(model="demo", messages=ASK, tools=tools, extra_body=body)
 
 
-def test_a_response_has_the_schema(client):
+@pytest.mark.parametrize("tools", [[], [{"type": "function", **FUNCTION, "strict": False}]])
+def test_a_response_has_the_schema(client, tools):
     answer = client.responses.create(
         model="demo",
         input="Tell me about a place.",
         max_output_tokens=150,
         temperature=0,
         text={"format": {"type": "json_schema", "name": "card", "schema": CARD, "strict": True}},
+        tools=tools,
+        extra_body=EITHER,
     )
     assert answer.status == "completed"
-    is_valid(CARD)(answer.output_text)
+    (item,) = answer.output
+    is_valid(CARD)(item.arguments if item.type == "function_call" else item.content[0].text)
 
 
 # -- where an answer ends

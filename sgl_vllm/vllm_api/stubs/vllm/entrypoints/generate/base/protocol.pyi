@@ -1,13 +1,7 @@
 # [routes]
-from pydantic import BaseModel
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 
 def validate_cache_salt(cache_salt: object) -> None: ...
 
 class DeltaMessage(OpenAIBaseModel):  # [tools_and_format]
     def __init__(self, *, content: str | None = ...) -> None: ...
-
-class ExtractedToolCallInformation(BaseModel):  # [tools_and_format]
-    def __init__(
-        self, *, tools_called: bool, tool_calls: list[object], content: str | None = ...
-    ) -> None: ...
