@@ -71,7 +71,7 @@ def _apply_structural_tag(
     except RecursionError:
         raise VLLMValidationError("a schema is nested too deeply: use fewer levels") from None
     is_chat = "response_format" in type(request).model_fields
-    setattr(request, "response_format" if is_chat else "text", None)
+    vars(request)["response_format" if is_chat else "text"] = None
     return request
 
 
