@@ -34,7 +34,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.routes import labels, match, pins, tree
+from sgl_vllm.routes import match, pins, tree
 from sgl_vllm.routes.admission import refuse_echo_of_scored
 from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
@@ -123,8 +123,10 @@ class SglEndpointPlugin:
         incoming.attach(engine_client)
         refuse_echo_of_scored(state.online_renderer)
         serving = getattr(state, "serving_generative_scoring", None)
-        if serving is not None:
-            labels.accept_labels(serving)
+        if serving is not None and not missing_hooks("labels"):
+            from sgl_vllm.routes.labels import accept_labels
+
+            accept_labels(serving)
         if not missing_hooks("tools_and_format"):
             from sgl_vllm.routes.tools_and_format import combine_tools_and_formats
 

@@ -1,4 +1,4 @@
-# [routes]
+# [labels]
 from typing import Any
 
 from vllm.config import ModelConfig
