@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar  # Any: options before they are checked
 
+from sgl_vllm.protocol.request_keys import WHITESPACES
 from sgl_vllm.spelling import did_you_mean
 
 CONFIG_ENV = "SGL_VLLM_CONFIG"
@@ -127,16 +128,9 @@ class Options:
         "Expire prefixes that no request has used for this many seconds. 0 means never.",
     )
     radix_pin_share: float = _option(
-        0.25,
-        "The largest share of the cache that can be pinned.",
-        maximum=1.0,
-        page="cache.md",
+        0.25, "The largest share of the cache that can be pinned.", maximum=1.0, page="cache.md"
     )
-    radix_max_pins: int = _option(
-        1000,
-        "The largest number of pins at a time.",
-        page="cache.md",
-    )
+    radix_max_pins: int = _option(1000, "The largest number of pins at a time.", page="cache.md")
     cached_tokens_in_usage: bool = _option(
         True,
         "Report cached prompt tokens in the `usage` of every answer of `vllm serve`, as with "
@@ -216,9 +210,7 @@ class Options:
         page="cache.md#below-the-gpu",
     )
     tier_min_tokens: int = _option(
-        0,
-        "Never load fewer tokens than this.",
-        page="cache.md#below-the-gpu",
+        0, "Never load fewer tokens than this.", page="cache.md#below-the-gpu"
     )
     schedule: bool = _option(
         True,
@@ -304,6 +296,12 @@ class Options:
         "Answer requests with `tools` and a JSON `response_format` with calls or with a document. "
         "If off, only requests that ask for it, as vLLM's grammar often drops the tools.",
         page="structured-output.md#tools-and-a-format",
+    )
+    json_whitespace: str = _option(
+        "stock",
+        "The whitespace of JSON, unless a request names its own (`sgl_whitespace`).",
+        choices=lambda: {"stock": "as vLLM's `disable_any_whitespace` says", **WHITESPACES},
+        page="structured-output.md#whitespace",
     )
     jump_forward: bool = _option(
         True,

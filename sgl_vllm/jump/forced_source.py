@@ -17,7 +17,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.fsm.forecast import Forecast
-from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
+from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar, may_end
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.counters import JumpCounters
 from sgl_vllm.jump.part import LEAST_RUN, shows_end
@@ -63,6 +63,19 @@ class ForcedSource:
         if the request's sampling parameters refuse one of them. Without the token that ends the
         text, if that is shown (`shows_end`)."""
         return self._ask(request, self._take) or []
+
+    def take_opening(self, request: Request) -> list[int]:
+        """`take` for text that is sent together with the first sampled token. None if a stream
+        shows that token and it may end the text: a shown end comes by itself."""
+        forced = self.take(request)
+        grammar, params = live_grammar(self._manager, request), request.sampling_params
+        if not forced or grammar is None or params is None or not shows_end(params):
+            return forced
+        stops = params.all_stop_token_ids
+        if not self._ask(request, lambda _: may_end(grammar, stops)):
+            return forced
+        self.take_back(request, len(forced))
+        return []
 
     def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""

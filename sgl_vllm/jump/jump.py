@@ -98,7 +98,7 @@ class JumpForward(StepHooks):
             return
         if self._scheduler.connector is not None and request.kv_transfer_params:
             return  # another engine has computed the KV of the prompt, and of no more
-        forced = self._source.take(request)
+        forced = self._source.take_opening(request)
         num_open = self._num_before_end(request, forced)
         num_left = len(forced) - num_open
         if not forced or (num_left and not self._source.take_back(request, num_left)):

@@ -5,6 +5,8 @@ The language writes them, the engine or a router reads them, and stock vLLM igno
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
 """Strings or integers. Of one tenant's requests, those with the same program and fork group stay
 together in the queue; with several engines, a program's requests go to the same one."""
@@ -54,3 +56,20 @@ exact. Only where the server allows it (`approximate_reuse`). The answer is unde
 TOOLS_AND_FORMAT = "sgl_tools_and_format"
 """Any value but 0 asks for one grammar of the request's tools and its JSON `response_format`; 0
 asks for vLLM's, where the server has the option `tools_and_format`."""
+
+WHITESPACE = "sgl_whitespace"
+"""The whitespace of an answer in JSON: one of `WHITESPACES`, instead of the server's."""
+
+ANY, COMPACT, SPACED, FOLLOW = "any", "compact", "spaced", "follow"
+WHITESPACES = {
+    ANY: "any whitespace between JSON tokens",
+    COMPACT: "none",
+    SPACED: "a space after each comma and colon",
+    FOLLOW: "compact, spaced or indented, as the answer begins",
+}
+
+
+def check_whitespace(extra_args: Mapping[str, object]) -> None:
+    """Raises ValueError for a value of `WHITESPACE` that is none of `WHITESPACES`."""
+    if extra_args.get(WHITESPACE, ANY) not in [*WHITESPACES]:
+        raise ValueError(f"{WHITESPACE} must be one of {', '.join(WHITESPACES)}")

@@ -35,7 +35,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import match, pins, tree
-from sgl_vllm.routes.admission import refuse_echo_of_scored
+from sgl_vllm.routes.admission import check_bodies
 from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
@@ -121,7 +121,7 @@ class SglEndpointPlugin:
             is_exact=options.tells_exactly,
         )
         incoming.attach(engine_client)
-        refuse_echo_of_scored(state.online_renderer)
+        check_bodies(state.online_renderer)
         serving = getattr(state, "serving_generative_scoring", None)
         if serving is not None and not missing_hooks("labels"):
             from sgl_vllm.routes.labels import accept_labels

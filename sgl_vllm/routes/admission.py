@@ -13,6 +13,7 @@ from typing import Any  # Any: whatever a field holds; arguments of vLLM's
 
 import msgspec
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
@@ -20,7 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
-from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.request_keys import COMPACT, SCORE_FROM, WHITESPACE, check_whitespace
 from sgl_vllm.protocol.scoring import check_score_from
 from sgl_vllm.protocol.segments import check_reuse
 from sgl_vllm.routes.bodies import is_unicode
@@ -48,6 +49,7 @@ def check_params(params: object) -> None:
     if params.extra_args:
         _check_sendable("vllm_xargs", params.extra_args)
         _check(check_reuse, params.extra_args)
+        _check(check_whitespace, params.extra_args)
 
 
 def check_request(request: EngineCoreRequest) -> None:
@@ -70,23 +72,34 @@ def check_request(request: EngineCoreRequest) -> None:
         )
 
 
-def refuse_echo_of_scored(renderer: OnlineRenderer) -> None:
-    """Refuse completions with `SCORE_FROM` and `echo` from now on: vLLM fails on the missing rows
-    of the echoed prompt. `echo` is in the body of a request only; engines do not get it."""
+def check_bodies(renderer: OnlineRenderer) -> None:
+    """From now on, look at what is in the body of a request only; engines do not get it."""
 
+    @wrap(renderer, "render_chat")
     @wrap(renderer, "render_completion")
-    async def render_completion(
+    async def render(
         original: Callable[..., Awaitable[Any]],
-        request: CompletionRequest,
+        request: ChatCompletionRequest | CompletionRequest,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if request.echo and SCORE_FROM in (request.vllm_xargs or ()):
-            raise VLLMValidationError(
-                f"{SCORE_FROM} cannot be combined with echo, because only log-probabilities from "
-                "that token on are returned: remove one of them"
-            )
+        _check_body(request)
         return await original(request, *args, **kwargs)
+
+
+def _check_body(request: ChatCompletionRequest | CompletionRequest) -> None:
+    """Refuse `SCORE_FROM` with `echo`: vLLM fails on the missing rows of the echoed prompt. Read
+    `disable_any_whitespace` in a `response_format`, where vLLM ignores it."""
+    if getattr(request, "echo", None) and SCORE_FROM in (request.vllm_xargs or ()):
+        raise VLLMValidationError(
+            f"{SCORE_FROM} cannot be combined with echo, because only log-probabilities from "
+            "that token on are returned: remove one of them"
+        )
+    is_compact = getattr(request.response_format, "disable_any_whitespace", False)
+    if not isinstance(is_compact, bool):
+        raise VLLMValidationError("disable_any_whitespace must be true or false")
+    if is_compact:
+        request.vllm_xargs = {WHITESPACE: COMPACT, **(request.vllm_xargs or {})}
 
 
 def _check(rule: Callable[..., None], *args: Any, **kwargs: Any) -> None:

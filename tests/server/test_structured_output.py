@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -243,3 +244,51 @@ def test_a_stop_token_takes_the_place_of_the_end(complete, client):
     (choice,) = complete({"regex": "(yes|no)"}, extra_body=options).choices
     assert choice.text in ("yes", "no")
     assert choice.finish_reason == "stop"
+
+
+# -- the whitespace of JSON
+
+RECORD = closed(kind=closed(of=KIND), size=closed(width={"enum": [1, 2]}, height={"enum": [3, 4]}))
+HOT = {"temperature": 1.5, "seed": 5}
+"""Any whitespace that is legal is written."""
+
+
+def xargs(whitespace: str) -> dict[str, Any]:
+    return {"vllm_xargs": {"sgl_whitespace": whitespace}}
+
+
+def test_json_has_the_whitespace_of_its_request_in_every_way_to_ask(complete, client):
+    own = complete({"json": RECORD, "disable_any_whitespace": True}, **HOT).choices[0].text
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": RECORD}}
+    form = {**schema, "disable_any_whitespace": True}
+    request = {"model": "demo", "messages": ASK, "max_tokens": 150, **HOT}
+    chat = client.chat.completions.create(**request, response_format=form)
+    tag = complete({"structural_tag": json.dumps(TAG)}, extra_body=xargs("compact"), **HOT)
+    card = tag.choices[0].text.removeprefix("<card>").removesuffix("</card>")
+    for text in (own, chat.choices[0].message.content, card):
+        assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    spaced = complete({"json": RECORD}, extra_body=xargs("spaced"), **HOT).choices[0].text
+    assert spaced == json.dumps(json.loads(spaced))
+    with pytest.raises(openai.BadRequestError, match="must be one of any, compact, spaced, follow"):
+        complete({"json": RECORD}, extra_body=xargs("tight"))
+
+
+# -- the end of a stream
+
+MAY_END = {
+    "all forced": {"choice": [FORCED]},
+    "may end early": {"regex": "Yes( or no)?"},
+    "%llguidance": {"grammar": '%llguidance {}\nstart: "The end of it."'},
+}
+
+
+@pytest.mark.parametrize("structured", MAY_END.values(), ids=MAY_END)
+def test_a_stream_that_shows_its_end_sends_it_in_its_own_chunk(client, structured):
+    """guidance takes each token of a chunk of several as text."""
+    request = {"model": "demo", "messages": ASK, "temperature": 0, "logprobs": True}
+    extra = {"structured_outputs": structured}
+    chunks = [*client.chat.completions.create(**request, stream=True, extra_body=extra)]
+    logprobs = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    *before, (end,) = [[one.token for one in row.content] for row in logprobs]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert end.startswith("<|") and "".join(itertools.chain(*before)) == text

@@ -21,7 +21,7 @@ from itertools import product
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Seq, literal
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
 from sgl_vllm.fsm.schema.context import Compiled, Context, spelled
 from sgl_vllm.fsm.schema.nodes import Node
 from sgl_vllm.fsm.schema.scalars import listed_scalars
@@ -99,30 +99,31 @@ def _array(
         moves: from a state, the items that may come next, and the state after each.
         may_end: whether an array may end in a state.
     """
-    rest = _Rest(context.blank, moves, may_end)
-    return Seq(literal(b"["), context.blank, rest.of(start))
+    rest = _Rest(context, moves, may_end)
+    return Seq(literal(b"["), context.blank, rest.of(start, context.opens_array))
 
 
 class _Rest(Generic[State]):
     """What may follow in each state of such an automaton."""
 
     def __init__(
-        self, blank: Expression, moves: Callable[[State], _Moves[State]], may_end: _Test[State]
+        self, context: Context, moves: Callable[[State], _Moves[State]], may_end: _Test[State]
     ) -> None:
-        self._blank = blank
+        self._context = context
         self._moves = moves
         self._may_end = may_end
         self._made: dict[State, Expression] = {}
 
-    def of(self, state: State, *separator: Expression) -> Expression:
+    def of(self, state: State, before: Expression, end: Expression = EMPTY) -> Expression:
         items = [Seq(item, self._after_item(after)) for item, after in self._moves(state)]
-        ends: list[Expression] = [literal(b"]")] if self._may_end(state) else []
-        return Alt([*ends, Seq(*separator, Alt(items))] if items else ends)
+        ends: list[Expression] = [Seq(end, literal(b"]"))] if self._may_end(state) else []
+        return Alt([*ends, Seq(before, Alt(items))] if items else ends)
 
     def _after_item(self, state: State) -> Expression:
         if state not in self._made:
-            separated = Lazy(self.of, state, literal(b","), self._blank)
-            self._made[state] = Seq(self._blank, separated)
+            context = self._context
+            separated = Lazy(self.of, state, context.comma, context.ends)
+            self._made[state] = Seq(context.blank, separated)
         return self._made[state]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import NEVER, Expression, Lazy, Literals
+from sgl_vllm.fsm.json_whitespace import styled
 from sgl_vllm.fsm.schema.algebra import Algebra
 from sgl_vllm.fsm.schema.arrays import compile_array
 from sgl_vllm.fsm.schema.context import Context, alternatives, spelled
@@ -22,6 +23,7 @@ from sgl_vllm.fsm.schema.parse import Parser
 from sgl_vllm.fsm.schema.scalars import compile_number, compile_string, listed_scalars
 from sgl_vllm.fsm.schema.value_sets import ValueSet
 from sgl_vllm.fsm.schema.workspace import Workspace
+from sgl_vllm.protocol.request_keys import ANY
 
 MAX_NODES = 50_000
 
@@ -30,19 +32,18 @@ _MAX_ALTERNATIVES = 64
 cost while it runs."""
 
 
-def compile_schema(schema: Schema, *, any_whitespace: bool = True) -> Expression:
+def compile_schema(schema: Schema, whitespace: str = ANY) -> Expression:
     """The JSON texts that are valid against `schema`: the expression of `compiled_schema`."""
-    return compiled_schema(schema, any_whitespace=any_whitespace).expression
+    return compiled_schema(schema, whitespace).expression
 
 
-def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
+def compiled_schema(schema: Schema, whitespace: str) -> CompiledFormat:
     """The JSON texts that are valid against `schema`, with what the tables of its automata take.
 
     Cost: some tens of microseconds per subschema. The automaton costs what is visited of it.
 
     Args:
-        any_whitespace: whether whitespace may stand between tokens, which is vLLM's default; if
-            not, there is none.
+        whitespace: one of `WHITESPACES`. Any is vLLM's default.
 
     Raises:
         UnsupportedSchemaError: the schema is not compiled here; ask another backend.
@@ -52,7 +53,7 @@ def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
         if not isinstance(schema, dict | bool):
             raise UnsupportedSchemaError("a schema must be an object, true or false")
         parser = Parser(schema, workspace)
-        compiler = _Compiler(parser, workspace, any_whitespace)
+        compiler = _Compiler(parser, workspace, whitespace != ANY)
         try:
             expression = compiler.value(parser.root)
             if expression is None:
@@ -60,6 +61,8 @@ def compiled_schema(schema: Schema, *, any_whitespace: bool) -> CompiledFormat:
             compiler.check_finite()
         finally:
             compiler.close()
+        if whitespace != ANY:
+            expression = styled(expression, whitespace)
         return CompiledFormat(expression, workspace.table_bytes)
     except RecursionError:
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
@@ -71,10 +74,10 @@ class _Compiler:
     """Compiles one schema. Invariant: one expression for each set of values, so that a schema that
     refers to itself ends in itself."""
 
-    def __init__(self, parser: Parser, workspace: Workspace, any_whitespace: bool) -> None:
+    def __init__(self, parser: Parser, workspace: Workspace, has_style: bool) -> None:
         self._algebra = Algebra(parser, workspace)
         self._workspace = workspace
-        self._context = Context(any_whitespace, self._algebra, self.value)
+        self._context = Context(has_style, self._algebra, self.value)
         self._made: dict[ValueSet, Expression | None] = {}
         self._ways: dict[ValueSet, list[list[ValueSet]]] = {}
         """The ways to complete a value of a set, as of `Compiled`, unless one needs no others."""

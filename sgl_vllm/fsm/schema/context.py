@@ -10,6 +10,7 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import JsonString
+from sgl_vllm.fsm.json_whitespace import ARRAY, COLON, COMMA, END, OBJECT
 from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.algebra import Algebra
 from sgl_vllm.fsm.schema.nodes import Node
@@ -23,18 +24,24 @@ class Context:
     Attributes:
         algebra, workspace: the sets of nodes, and the budgets.
         value: compiles a node; None if nothing is valid against it.
-        blank: whitespace between tokens, if there may be any.
+        blank: any whitespace between tokens, if there may be any.
+        opens_object, opens_array, ends, comma: with the places of a style, if there is one.
         colon: the separator of a name and a value, with whitespace around it.
     """
 
     def __init__(
-        self, any_whitespace: bool, algebra: Algebra, value: Callable[[Node], Expression | None]
+        self, has_style: bool, algebra: Algebra, value: Callable[[Node], Expression | None]
     ) -> None:
         self.algebra = algebra
         self.workspace = algebra.workspace
         self.value = value
-        self.blank: Expression = of_pattern(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
-        self.colon = Seq(self.blank, literal(b":"), self.blank)
+        blank = of_pattern(r"[ \n\r\t]*").expression
+        self.blank: Expression = EMPTY if has_style else blank
+        self.opens_object: Expression = OBJECT if has_style else EMPTY
+        self.opens_array: Expression = ARRAY if has_style else EMPTY
+        self.ends: Expression = END if has_style else EMPTY
+        self.comma = Seq(literal(b","), COMMA if has_style else blank)
+        self.colon = Seq(self.blank, literal(b":"), COLON if has_style else blank)
 
 
 class Compiled(NamedTuple):

@@ -65,7 +65,7 @@ class Members:
         if last is not None and high is not None:
             high -= 1  # its place is kept free
         self._last = last
-        self._blank, self._colon = context.blank, context.colon
+        self._context = context
         self._members = members
         self._others = others
         self._low = low
@@ -88,22 +88,23 @@ class Members:
         has_room = self._high is None or self._high - count > num_required  # for optional ones
         may_end = not num_required
         following = min(count + 1, self._max_count)
-        blank = self._blank
+        context = self._context
+        end = Seq(context.ends, literal(b"}"))
         options: list[Expression] = []
         keys = self._next(indices, count, num_required, has_room)
         if may_end and self._others is not None and has_room and count + 1 >= self._low:
             options.append(Seq(self._others, self.after((), following)))
         if may_end and self._last is not None and count + 1 >= self._low:
-            options.append(Seq(self._last, blank, literal(b"}")))
+            options.append(Seq(self._last, context.blank, end))
         if keys:
             options.append(Literals(tuple(keys)))
         more: Expression = Alt(options)
-        if count and options:
-            more = Seq(literal(b","), blank, more)
+        if options:
+            more = Seq(context.comma if count else context.opens_object, more)
         ends: list[Expression] = [more] if options else []
         if may_end and self._last is None and count >= self._low:
-            ends.append(literal(b"}"))
-        return Seq(*([blank] if count else []), Alt(ends))
+            ends.append(end if count else literal(b"}"))
+        return Seq(*([context.blank] if count else []), Alt(ends))
 
     def _next(
         self, left: Sequence[int], count: int, num_required: int, has_room: bool
@@ -129,6 +130,6 @@ class Members:
         known = self._keys.get((index, left, count))
         if known is None:
             member = self._members[index]
-            value = Seq(self._colon, member.value, self.after(left, count))
+            value = Seq(self._context.colon, member.value, self.after(left, count))
             known = self._keys[index, left, count] = (spelled(member.name), value)
         return known

@@ -48,7 +48,14 @@ from sgl_vllm.fsm.errors import (
 )
 from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.schema import compile_formats
-from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, XgrammarCall, too_long
+from sgl_vllm.fsm.vllm.formats import (
+    FORMATS,
+    MAX_SPEC_CHARS,
+    Dialect,
+    XgrammarCall,
+    too_long,
+    without_whitespace,
+)
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, one_of_few, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, compiler_of, make_xgrammar
@@ -66,7 +73,7 @@ UNSUPPORTED = (
 """What a format raises that is left to vLLM's backends."""
 
 Key: TypeAlias = tuple[StructuredOutputOptions, str]
-"""A format: its kind and its specification."""
+"""A format: its kind and its specification (`with_whitespace`)."""
 
 
 @dataclass
@@ -322,7 +329,7 @@ class SglBackend(StructuredOutputBackend):
             if automaton is not None:
                 return self._grammar(key, automaton, resources, stops)
             self._without_automaton.add(digest)
-        grammar = self._stock_backends().compile(*key, stops)
+        grammar = self._stock_backends().compile(key[0], without_whitespace(key[1])[1], stops)
         bitmask = self.allocate_token_bitmask(1).zero_()
         within_limits(lambda: grammar.fill_bitmask(bitmask, 0), title)
         if not bitmask.any():  # vLLM would sample token 0, and fail the request for it
@@ -347,9 +354,9 @@ class SglBackend(StructuredOutputBackend):
 
     def _automaton(self, key: Key) -> Automaton | None:
         """The automaton of a format; None if vLLM's backends compile it."""
-        request_type, spec = key
+        whitespace, spec = without_whitespace(key[1])
         try:
-            compiled = FORMATS[request_type].compiled(spec, self._dialect)
+            compiled = FORMATS[key[0]].compiled(spec, self._dialect.of(whitespace))
             if compiled is None:
                 return None
             table_bytes = compiled.table_bytes

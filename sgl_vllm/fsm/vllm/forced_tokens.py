@@ -6,6 +6,8 @@ the grammars (`grammar.py`), nor how text becomes tokens (`fsm/forced_tokenizer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from vllm.v1.request import Request
@@ -131,6 +133,13 @@ def live_grammar(
     if not isinstance(grammar, StructuredOutputGrammar) or grammar.is_terminated():
         return None
     return grammar
+
+
+def may_end(grammar: StructuredOutputGrammar, stops: Iterable[int]) -> bool:
+    """Whether the next token may be one of `stops`, which end the text."""
+    if isinstance(grammar, GuidanceGrammar):
+        return bool(grammar.ll_matcher.is_accepting())
+    return any(grammar.validate_tokens([stop]) for stop in stops)
 
 
 class _MaskReader:

@@ -25,9 +25,11 @@ from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Literals
 from sgl_vllm.fsm.grammar_compiler import compile_parsed
+from sgl_vllm.fsm.json_whitespace import PLACES, styled, with_places
 from sgl_vllm.fsm.parsed_grammar import ParsedGrammar
 from sgl_vllm.fsm.schema import compiled_schema
 from sgl_vllm.fsm.structural_tag import in_one_format, marked
+from sgl_vllm.protocol.request_keys import ANY, COMPACT
 from sgl_vllm.vllm_api.vllm_source import installed_source
 
 MAX_SPEC_CHARS = 4 << 20
@@ -48,7 +50,8 @@ class Dialect:
 
     Attributes:
         by_spec: whether a schema means what the specification says, or what xgrammar makes of it.
-        any_whitespace: whether whitespace may stand between tokens.
+        any_whitespace: whether whitespace may stand between tokens, as vLLM's option says.
+        whitespace: one of `WHITESPACES`, instead of what that option says; empty for none of them.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
         prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
         parsed: the grammar that xgrammar makes of a format, given the call that compiles it; None
@@ -60,6 +63,11 @@ class Dialect:
     close_objects: bool
     prefers_guidance: bool
     parsed: Callable[[XgrammarCall], ParsedGrammar | None]
+    whitespace: str = ""
+
+    def of(self, whitespace: str) -> Dialect:
+        """The dialect of a request that names its whitespace, or does not."""
+        return replace(self, any_whitespace=True, whitespace=whitespace) if whitespace else self
 
 
 _source = installed_source()
@@ -86,6 +94,19 @@ class Format:
     max_stock_chars: int = MAX_SPEC_CHARS
 
 
+def with_whitespace(spec: str, whitespace: str) -> str:
+    """A specification with the whitespace of its request. No client's begins like this."""
+    return f"\0{whitespace}\0{spec}" if whitespace else spec
+
+
+def without_whitespace(spec: str) -> tuple[str, str]:
+    """The two again. The first is empty if the request names none."""
+    if not spec.startswith("\0"):
+        return "", spec
+    whitespace, _, rest = spec[1:].partition("\0")
+    return whitespace, rest
+
+
 def too_long(title: str, num_chars: int) -> str:
     """The message for a format beyond `MAX_SPEC_CHARS`."""
     return f"a {title} of {num_chars:,} characters; at most {MAX_SPEC_CHARS:,} are allowed"
@@ -102,7 +123,7 @@ def _compiled_json(spec: str, dialect: Dialect) -> CompiledFormat | None:
         # reads it by the specification.
         is_for_outlines = has_guidance_unsupported_json_features(schema)
         return _compiled_schema(schema, dialect) if is_for_outlines else None
-    return _as_xgrammar_reads_it(_json_calls(spec, dialect)[0], dialect)
+    return _as_xgrammar_reads_it(_json_calls(spec, dialect)[0], dialect, dialect.whitespace or ANY)
 
 
 def _compiled_schema(schema: Any, dialect: Dialect) -> CompiledFormat:
@@ -110,12 +131,19 @@ def _compiled_schema(schema: Any, dialect: Dialect) -> CompiledFormat:
         raise UnsupportedSchemaError("a schema must be an object, true or false")
     if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
         raise UnsupportedSchemaError("compact JSON has spaces after separators")
-    return compiled_schema(schema, any_whitespace=dialect.any_whitespace)
+    by_option = ANY if dialect.any_whitespace else COMPACT
+    return compiled_schema(schema, dialect.whitespace or by_option)
 
 
-def _as_xgrammar_reads_it(call: XgrammarCall, dialect: Dialect) -> CompiledFormat | None:
+def _as_xgrammar_reads_it(
+    call: XgrammarCall, dialect: Dialect, whitespace: str = ANY
+) -> CompiledFormat | None:
     grammar = dialect.parsed(call)
-    return None if grammar is None else CompiledFormat(compile_parsed(grammar))
+    if grammar is None:
+        return None
+    if whitespace == ANY:
+        return CompiledFormat(compile_parsed(grammar))
+    return CompiledFormat(styled(compile_parsed(with_places(grammar), PLACES), whitespace))
 
 
 def _parsed(spec: str) -> Any:
@@ -158,11 +186,11 @@ def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | None:
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids whitespace.
-    dialect = replace(dialect, any_whitespace=True)
+    dialect = replace(dialect, any_whitespace=True, close_objects=False)
     tag = in_one_format(_parsed(spec))
     schemas: dict[bytes, Any] = {}
     try:
-        if dialect.by_spec:
+        if dialect.by_spec or dialect.whitespace not in ("", ANY):
             tag, schemas = marked(tag)
         text = json.dumps(tag)
     except RecursionError:
@@ -170,8 +198,10 @@ def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | No
     grammar = dialect.parsed(("compile_structural_tag", text, {}))
     if grammar is None:
         return None
-    compiled = {mark: _compiled_schema(schema, dialect) for mark, schema in schemas.items()}
-    marks = {mark: one.expression for mark, one in compiled.items()}
+    compiled = {mark: _compiled_json(json.dumps(one), dialect) for mark, one in schemas.items()}
+    marks = {mark: one.expression for mark, one in compiled.items() if one is not None}
+    if len(marks) < len(schemas):
+        return None
     return CompiledFormat(compile_parsed(grammar, marks))
 
 

@@ -62,7 +62,7 @@ GRAMMARS: dict[str, Callable[[], Expression]] = {
     name: partial(compile_schema, schema) for name, schema in _SCHEMAS.items()
 }
 GRAMMARS |= {
-    f"{name}, tight": partial(compile_schema, _SCHEMAS[name], any_whitespace=False)
+    f"{name}, tight": partial(compile_schema, _SCHEMAS[name], whitespace="compact")
     for name in ("tree", "names excluded", "anything")
 }
 

@@ -17,6 +17,7 @@ from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.effort import some_nightly
 from tests.unit.fsm.parsed import compile_by
+from tests.unit.fsm.test_json_whitespace import in_style
 from tests.unit.fsm.texts import after
 
 LENGTH = 30_000
@@ -67,8 +68,12 @@ def nested(number: int) -> dict:
 
 @pytest.mark.parametrize(
     "compiled",
-    [compile_schema, lambda schema: compile_by("compile_json_schema", json.dumps(schema))],
-    ids=["spec", "stock"],
+    [
+        compile_schema,
+        lambda schema: compile_by("compile_json_schema", json.dumps(schema)),
+        in_style,
+    ],
+    ids=["spec", "stock", "in one style"],
 )
 def test_formats_are_freed_without_a_garbage_collection(compiled):
     """One for many formats at once would stop the engine."""

@@ -155,18 +155,19 @@ schemas = st.recursive(
 @given(st.data())
 def test_valid_values_are_accepted_however_they_are_spaced(data):
     schema, instances = data.draw(schemas)
-    loose, tight = automaton(schema), automaton(schema, any_whitespace=False)
+    loose, tight = automaton(schema), automaton(schema, whitespace="compact")
+    spaced, follows = automaton(schema, whitespace="spaced"), automaton(schema, whitespace="follow")
     for _ in range(3):
         instance = data.draw(instances)
         assert is_valid(instance, schema)
         if "e" in re.sub(r'"(\\.|[^"])*"|true|false', "", dumps(instance)):
             continue  # a number with an exponent is not within bounds
-        for style in STYLES:
-            assert accepts(loose, dumps(instance, **style)), dumps(instance, **style)
-        compact = dumps(instance, separators=(",", ":"))
-        assert accepts(tight, compact), compact
-        if (spaced := dumps(instance)) != compact:
-            assert not accepts(tight, spaced), spaced
+        *named, _ = texts = [dumps(instance, **style) for style in STYLES]
+        for text in texts:
+            assert accepts(loose, text), text
+            assert accepts(tight, text) == (text == texts[1]), text
+            assert accepts(spaced, text) == (text == texts[2]), text
+            assert accepts(follows, text) == (text in named), text
 
 
 @settings(max_examples=examples(15), deadline=None)

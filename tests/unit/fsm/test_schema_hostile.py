@@ -120,7 +120,7 @@ def test_tables_are_counted_and_limited(monkeypatch):
         return {"type": "object", "properties": texts}
 
     def bytes_of(schema):
-        compiled = compiled_schema(schema, any_whitespace=True)
+        compiled = compiled_schema(schema, whitespace="any")
         return compiled.table_bytes
 
     assert bytes_of({"type": "string"}) == 0

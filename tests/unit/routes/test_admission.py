@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from benchmarks.schedulers import engine_request
-from sgl_vllm.routes.admission import check_params, check_request, refuse_echo_of_scored
+from sgl_vllm.routes.admission import check_bodies, check_params, check_request
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.tenants import NO_TENANTS
 
@@ -136,12 +136,14 @@ class Renderer:
     async def render_completion(self, request: CompletionRequest, **options: Any) -> list[str]:
         return ["rendered"]
 
+    render_chat = render_completion
+
 
 @pytest.mark.parametrize("value", [1, "abc"])
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_scores_cannot_be_combined_with_echo(value: Any, logprobs: int | None) -> None:
     renderer: Any = Renderer()
-    refuse_echo_of_scored(renderer)
+    check_bodies(renderer)
     asked = CompletionRequest(
         prompt="a", echo=True, logprobs=logprobs, vllm_xargs={"sgl_score_from": value}
     )
@@ -165,3 +167,21 @@ def test_scores_cannot_be_combined_with_echo(value: Any, logprobs: int | None) -
 def test_reuse_that_cannot_be_meant_is_refused(extra_args: dict[str, Any], message: str) -> None:
     with pytest.raises(VLLMValidationError, match=message):
         check_params(params(extra_args=extra_args))
+
+
+# -- the whitespace of JSON
+
+
+@pytest.mark.parametrize("value", ["tight", "", 1, ["any"]])
+def test_an_unknown_whitespace_is_refused(value: Any) -> None:
+    sentence = "^sgl_whitespace must be one of any, compact, spaced, follow$"
+    with pytest.raises(VLLMValidationError, match=sentence):
+        check_params(params(extra_args={"sgl_whitespace": value}))
+
+
+def test_a_response_format_forbids_whitespace_with_true_or_false() -> None:
+    renderer: Any = Renderer()
+    check_bodies(renderer)
+    form = {"type": "json_object", "disable_any_whitespace": "yes"}
+    with pytest.raises(VLLMValidationError, match="must be true or false"):
+        asyncio.run(renderer.render_chat(CompletionRequest(prompt="a", response_format=form)))

@@ -81,4 +81,5 @@ class StructuredOutputsParams:  # [format_checks, self_check]
     grammar: str | None
     structural_tag: str | None
     choice: list[str] | None  # [format_checks]
+    disable_any_whitespace: bool  # [routes, fsm]
     _backend: str | None  # [self_check]

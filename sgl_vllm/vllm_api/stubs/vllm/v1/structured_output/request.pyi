@@ -8,5 +8,4 @@ class StructuredOutputRequest:
     reasoning_ended: bool | None
 
     grammar: StructuredOutputGrammar | Exception | None
-    @property
-    def structured_output_key(self) -> tuple[StructuredOutputOptions, str]: ...
+    structured_output_key: tuple[StructuredOutputOptions, str]

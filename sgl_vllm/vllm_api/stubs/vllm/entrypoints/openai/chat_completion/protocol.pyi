@@ -6,6 +6,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 class ChatCompletionRequest(OpenAIBaseModel):
     messages: list[dict[str, Any]]
+    response_format: object | None
     vllm_xargs: dict[str, Any] | None
     tools: list[object] | None  # [tools_and_format]
     tool_choice: object  # [tools_and_format]

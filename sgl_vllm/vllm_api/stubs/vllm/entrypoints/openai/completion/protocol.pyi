@@ -6,6 +6,7 @@ from vllm.logprobs import Logprob
 
 class CompletionRequest(OpenAIBaseModel):
     echo: bool | None
+    response_format: object | None
     vllm_xargs: dict[str, Any] | None
 
 class CompletionResponse(OpenAIBaseModel):
