@@ -128,7 +128,17 @@ class Options:
         "Expire prefixes that no request has used for this many seconds. 0 means never.",
     )
     radix_pin_share: float = _option(
-        0.25, "The largest share of the cache that can be pinned.", maximum=1.0, page="cache.md"
+        0.25,
+        "The largest share of the cache that can be pinned.",
+        maximum=1.0,
+        page="cache.md",
+    )
+    radix_keep_share: float = _option(
+        0.25,
+        "The largest share of the cache that the prefixes which one tenant's requests ask to keep "
+        "can hold. 0 ignores these requests.",
+        maximum=1.0,
+        page="cache.md",
     )
     radix_max_pins: int = _option(1000, "The largest number of pins at a time.", page="cache.md")
     cached_tokens_in_usage: bool = _option(

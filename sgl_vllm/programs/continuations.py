@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sgl_vllm.programs.lru_per_tenant import LruPerTenant
+from sgl_vllm.lru_per_tenant import LruPerTenant
 from sgl_vllm.protocol.hints import Hint
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.node import Namespace, Node
@@ -50,6 +50,12 @@ MAX_OUTCOMES = 1000
 
 TAIL_TOKENS = 32
 """A prompt is recognized by its length and this many tokens at its end."""
+
+NEAR_TOKENS = 8
+"""A prompt may go on differently this far before an answer: some templates open the reasoning."""
+
+MAX_DROPPED = 8
+"""At most this many ends of dropped answers are remembered of a conversation."""
 
 MAX_PAUSE_S = 3600.0
 """A context that has paused for longer no longer counts among those of `paused`."""
@@ -99,6 +105,14 @@ class Pauses:
         return _BEGINS_S[-1]
 
 
+class Answer(NamedTuple):
+    """Of a request: where it begins, and its first and its last tokens."""
+
+    begin: int = sys.maxsize
+    first: Tokens = b""
+    last: Hashable = None
+
+
 class Origin(NamedTuple):
     """The request that left a context.
 
@@ -107,6 +121,7 @@ class Origin(NamedTuple):
         tool: what its answer calls, as far as that is known.
         is_continuation: whether it continued an earlier context itself.
         num_served: the tokens that were computed for it, and for those that it continues.
+        dropped: last tokens of earlier answers that were not in the prompt that came next.
     """
 
     request_id: str = ""
@@ -114,6 +129,18 @@ class Origin(NamedTuple):
     tool: Hint = None
     is_continuation: bool = False
     num_served: int = 0
+    answer: Answer = Answer()
+    dropped: frozenset[Hashable] = frozenset()
+
+    def dropped_before(self, prompt: Tokens, num_cached: int) -> frozenset[Hashable]:
+        """`dropped`, for a prompt that shares `num_cached` tokens with this request. Chat templates
+        drop the reasoning of earlier turns, and so the answer that was computed after it."""
+        begin, first, last = self.answer
+        if num_cached < begin - NEAR_TOKENS:  # it branches off before
+            return frozenset()
+        if prompt[begin * TOKEN_BYTES :].startswith(first):
+            return self.dropped - {last}
+        return frozenset([*self.dropped][: MAX_DROPPED - 1]) | {last}
 
 
 NO_ORIGIN = Origin()

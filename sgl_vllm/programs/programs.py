@@ -12,6 +12,7 @@ steps: it neither continues a context nor leaves one.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 from vllm.v1.request import RequestStatus
 
 from sgl_vllm.degrade import Guard
-from sgl_vllm.programs.continuations import Continuations, Origin
+from sgl_vllm.programs.continuations import NEAR_TOKENS, Answer, Context, Continuations, Origin
 from sgl_vllm.programs.states import ProgramGauges, count_programs, programs_json, state_of
 from sgl_vllm.programs.step_graphs import KnownStep, StepGraphs
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hint, Hints
@@ -72,6 +73,7 @@ class _Member:
         step: of its program; None if it names none, or none of a known graph.
         is_continuation: whether it continues the context of an earlier request.
         num_served: the tokens that were computed for the requests that it continues.
+        dropped: how answers of its conversation end that the next prompt leaves out.
     """
 
     program: Hashable
@@ -79,6 +81,7 @@ class _Member:
     step: KnownStep | None = None
     is_continuation: bool = False
     num_served: int = 0
+    dropped: frozenset[Hashable] = frozenset()
 
     @property
     def next_tool(self) -> Hint:
@@ -128,6 +131,9 @@ class Programs(StepHooks):
             member.program = record.namespace.adapter, record.namespace.salt, hints.program
         if hints.is_ahead:
             return UNKNOWN
+        num_cached, node = tree.match_prefix(record.namespace, record.tokens)
+        if node is not None and isinstance(node.context, Context):
+            member.dropped = node.context.origin.dropped_before(record.tokens, num_cached)
         step = member.step = self._graphs.step_of(record.namespace, hints)
         context = self._continuations.arrived(record.namespace, record.tokens, time.monotonic())
         if context is not None:
@@ -153,12 +159,20 @@ class Programs(StepHooks):
             return
         if member.step is not None and request.num_output_tokens > 0:
             member.step.ended(record.num_computed)
+        for keep_s, share in member.hints.kept:
+            kept = record.tokens[: TOKEN_BYTES * math.ceil(share * request.num_prompt_tokens)]
+            self._radix.pool.guarded(tree.keep, record.namespace, kept, keep_s)
         if leaf is None or leaf.parent is None:
             return
         if member.hints.ends:
             self._radix.pool.guarded(tree.record_end, leaf, member.hints.ends)
             self._continuations.program_ended(member.program, ended_s)
         elif request.status != RequestStatus.FINISHED_ABORTED:
+            num_prompt, last = request.num_prompt_tokens, tuple(request.output_token_ids[-2:])
+            if last in member.dropped:
+                self._radix.pool.guarded(tree.record_drop, leaf, num_prompt)
+            begin = TOKEN_BYTES * num_prompt
+            first = record.tokens[begin : begin + TOKEN_BYTES * NEAR_TOKENS]
             self._continuations.ended(
                 record.namespace,
                 record.tokens[: TOKEN_BYTES * request.num_prompt_tokens],
@@ -172,6 +186,8 @@ class Programs(StepHooks):
                     member.next_tool,
                     member.is_continuation,
                     member.num_served + record.num_computed,
+                    Answer(num_prompt, first, last),
+                    member.dropped,
                 ),
             )
 

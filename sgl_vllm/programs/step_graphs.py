@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sgl_vllm.programs.lru_per_tenant import LruPerTenant
+from sgl_vllm.lru_per_tenant import LruPerTenant
 from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.protocol.request_keys import GRAPH, STEP
 from sgl_vllm.protocol.step_graph import StepGraph, digest_of, read_graph

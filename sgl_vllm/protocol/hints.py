@@ -17,6 +17,7 @@ from sgl_vllm.protocol.request_keys import (
     ENDS,
     FORK_GROUP,
     GRAPH,
+    KEEP,
     NEXT_IN_S,
     NEXT_TOOL,
     PROGRAM,
@@ -28,7 +29,8 @@ logger = logging.getLogger("vllm.sgl_vllm.hints")
 
 MAX_HINT_LENGTH = 256
 MAX_HINT_BITS = 64
-MAX_NEXT_IN_S = 86_400
+MAX_NEXT_IN_S = MAX_KEEP_S = 86_400
+MAX_KEPT = 4
 
 Hint = str | int | None
 
@@ -45,6 +47,7 @@ class Hints:
         is_ahead: its answer is not needed, only its prompt is to be computed.
         step: the step of its program that it is.
         graph: the text of the graph that has this step, as it was sent.
+        kept: prefixes of its prompt to keep: for how many seconds, and which share of it.
     """
 
     program: Hint = None
@@ -55,6 +58,7 @@ class Hints:
     is_ahead: bool = False
     step: StepName | None = None
     graph: str | None = None
+    kept: tuple[tuple[float, float], ...] = ()
 
     @property
     def fork(self) -> Hashable:
@@ -92,11 +96,12 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
         bool(extra_args.get(AHEAD, 0)),
         read_step_name(extra_args.get(STEP)),
         extra_args.get(GRAPH),
+        _read_kept(extra_args.get(KEEP, [])) or (),
     )
     return NO_HINTS if hints == NO_HINTS else hints
 
 
-def write_hints(hints: Hints) -> dict[str, str | int | float]:
+def write_hints(hints: Hints) -> dict[str, Any]:
     """The hints as `read_hints` reads them. Text that is longer than `MAX_HINT_LENGTH` is cut."""
     written = {
         PROGRAM: hints.program,
@@ -106,6 +111,7 @@ def write_hints(hints: Hints) -> dict[str, str | int | float]:
         NEXT_IN_S: hints.next_in_s,
         AHEAD: int(hints.is_ahead) or None,
         STEP: None if hints.step is None else str(hints.step),
+        KEEP: [part for one in hints.kept for part in one] or None,
     }
     cut = {
         key: value[:MAX_HINT_LENGTH] if isinstance(value, str) else value
@@ -128,13 +134,26 @@ def _problem_of(extra_args: Mapping[str, Any]) -> str | None:
                 f"at most {MAX_HINT_BITS} bits"
             )
     next_in_s, graph = extra_args.get(NEXT_IN_S), extra_args.get(GRAPH)
-    if next_in_s is not None and not _is_duration(next_in_s):
+    if next_in_s is not None and not _is_within(next_in_s, MAX_NEXT_IN_S):
         return f"{NEXT_IN_S} must be a number of seconds from 0 to {MAX_NEXT_IN_S}"
     if STEP in extra_args and read_step_name(extra_args[STEP]) is None:
         return f"{STEP} must be written as DIGEST/INDEX"
+    if _read_kept(extra_args.get(KEEP, [])) is None:
+        return (
+            f"{KEEP} must be a list of up to {MAX_KEPT} pairs: seconds from 0 to {MAX_KEEP_S}, and "
+            "a share from 0 to 1"
+        )
     if graph is not None and not _is_graph(graph):
         return f"{GRAPH} must be a string of at most {MAX_GRAPH_CHARS} ASCII characters"
     return None
+
+
+def _read_kept(value: object) -> tuple[tuple[float, float], ...] | None:
+    if not isinstance(value, list) or len(value) > 2 * MAX_KEPT or len(value) % 2:
+        return None
+    pairs = [*zip(value[::2], value[1::2], strict=True)]
+    is_right = all(_is_within(s, MAX_KEEP_S) and _is_within(share, 1) for s, share in pairs)
+    return tuple(pairs) if is_right else None
 
 
 def _is_name(value: object) -> bool:
@@ -143,8 +162,8 @@ def _is_name(value: object) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= MAX_HINT_LENGTH)
 
 
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= MAX_NEXT_IN_S  # false for NaN
+def _is_within(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= most  # false for NaN
 
 
 def _is_graph(value: object) -> bool:

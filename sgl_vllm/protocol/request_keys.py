@@ -30,6 +30,11 @@ AHEAD = "sgl_ahead"
 """Any value but 0 says that the answer is not needed: the request only has its prompt computed for
 one that may follow. It is admitted when no other request waits."""
 
+KEEP = "sgl_keep"
+"""Prefixes of the prompt that should stay cached: by turns for how many seconds, and which share of
+the prompt's tokens. [300, 1, 3600, 0.5] is all of it for 5 minutes, and its first half for an hour.
+"""
+
 REPORT = "sgl_report"
 """Any value but 0 asks which part of the output was forced. The answer is under the same key, in
 `kv_transfer_params`."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable
-from typing import Any  # Any: a policy's key, of its own type
+from typing import TYPE_CHECKING, Any  # Any: a policy's key, of its own type
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
 from sgl_vllm.radix.node import Node
+
+if TYPE_CHECKING:
+    from sgl_vllm.radix.kept import KeptPrefixes
 
 
 class LeafQueue:
@@ -90,7 +93,7 @@ class EvictionOrder:
     Leaves with a *tail*, a last block that is worth less, come first, least recently used first.
     With recurrent groups that is a block in which no hit can end. Else it is a partial one: a cache
     of whole blocks would not hold it, so none is kept at the expense of a full one. Then all leaves
-    come, in the policy's order. Wanted leaves are set aside.
+    come, in the policy's order. Wanted leaves are set aside, and others go in place of kept ones.
 
     Args:
         has_tail: whether a node is an evictable leaf with a tail.
@@ -103,11 +106,13 @@ class EvictionOrder:
         policy: EvictionPolicy,
         blocks: BlockTable,
         has_tail: Callable[[Node], bool],
+        kept: KeptPrefixes,
     ) -> None:
         self._has_tail = has_tail
         self._tails = LeafQueue(lru, self._has_tail)
         self._leaves = LeafQueue(policy, blocks.is_evictable)
         self._oldest = LeafQueue(lru, blocks.is_evictable)
+        self._kept = kept
         self.may_expire = False
         """Whether `expire_from` has been called."""
         self._set_aside: list[tuple[LeafQueue, Node]] = []
@@ -116,6 +121,7 @@ class EvictionOrder:
     def add(self, leaf: Node) -> None:
         """Add `leaf`, which has just become evictable."""
         self._leaves.push(leaf)
+        self._kept.add(leaf)
         if self._has_tail(leaf):
             self._tails.push(leaf)
         if self.may_expire:
@@ -137,9 +143,13 @@ class EvictionOrder:
             self._set_aside_for = wanted
         for queue in (self._tails,) if only_tails else (self._tails, self._leaves):
             while (leaf := queue.pop()) is not None:
-                if leaf not in wanted:
-                    return leaf
-                self._set_aside.append((queue, leaf))
+                if leaf in wanted:
+                    self._set_aside.append((queue, leaf))
+                    continue
+                if queue is self._leaves and (other := self._kept.instead_of(leaf, wanted)):
+                    queue.push(leaf)
+                    return other
+                return leaf
         return None
 
     def _put_back(self) -> None:

@@ -75,6 +75,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         policy: str = "lru",
         ttl_s: float = 0,
         pin_share: float = 0.25,
+        keep_share: float = 0.25,
         max_pins: int = 1000,
         max_copies: int | None = None,
         max_evicted_bytes: int = 16 << 20,
@@ -90,6 +91,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
             policy: a name in `eviction.POLICIES`.
             ttl_s: evict what has not been used for this many seconds; 0 for never.
             pin_share: at most this share of the cache can be pinned.
+            keep_share: at most this share of the cache can be kept for the marks of one tenant.
             max_pins: at most this many pins at a time.
             max_copies: at most this many blocks are copied in a step, for hits that end inside
                 them. Further hits are cut to whole blocks. The first such hit of a step is never
@@ -117,6 +119,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         # The longest request must fit beside the pins.
         manager.pins.max_blocks = max(0, min(int(num_blocks * pin_share), num_blocks - longest))
         manager.pins.max_pins = max_pins
+        manager.pool.tree.kept.max_blocks = int(num_blocks * keep_share / groups.num_groups)
         manager.counters = RadixCounters()
         manager.policy = policy
         manager.groups = groups

@@ -71,6 +71,7 @@ class Node:
         priority: the most important (smallest) priority of the requests that used it.
         context: what is known above of the last request that ended here.
         logprobs: of its first tokens, if they were computed (`prompt_logprobs.py`).
+        kept_until: until when it is kept, on the tree's clock (`kept.py`); 0 if it is not marked.
     """
 
     parent: Node | None
@@ -87,6 +88,7 @@ class Node:
     last_used: float = 0.0
     context: Context | None = None
     logprobs: Rows | None = None
+    kept_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.tokens) // TOKEN_BYTES

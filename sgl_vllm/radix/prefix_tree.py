@@ -16,6 +16,7 @@ from sgl_vllm.radix.components.windows import WindowGroup, Windows
 from sgl_vllm.radix.evicted_prefixes import EvictedPrefixes
 from sgl_vllm.radix.eviction_order import EvictionOrder
 from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
+from sgl_vllm.radix.kept import KeptPrefixes
 from sgl_vllm.radix.node import InsertResult, Namespace, Node, descend, subtree
 from sgl_vllm.radix.prompt_logprobs import PromptLogprobs
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
@@ -38,6 +39,7 @@ class PrefixTree:
 
     Attributes:
         num_groups: groups of KV caches, full attention included.
+        kept: the prefixes that clients ask to keep.
         components: the other groups: `windows` and `states`, None if the model has none.
         evictions: what was evicted.
         logprobs: of the prompts whose requests asked for them.
@@ -79,7 +81,8 @@ class PrefixTree:
             one for one in (self.windows, self.states) if one is not None
         )
         has_tail = self.states.has_tail if self.states is not None else self.blocks.has_tail
-        self.order = EvictionOrder(policy, self.blocks, has_tail)
+        self.kept = KeptPrefixes(policy, self.blocks, clock)
+        self.order = EvictionOrder(policy, self.blocks, has_tail, self.kept)
         self.shortened: list[int] = []
         self._namespaces: dict[Node, Namespace] = {}  # of roots
         self.evictions = EvictedPrefixes(max_evicted_bytes, self._namespaces)
@@ -255,6 +258,8 @@ class PrefixTree:
         for component in self.components:
             component.split(node, upper)
         self.logprobs.split(node, upper)
+        if node.kept_until:
+            self.kept.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
@@ -285,6 +290,7 @@ class PrefixTree:
             component.clear()
         self.logprobs.clear()
         self.order.clear()
+        self.kept.clear()
         self.num_tokens = 0
         self.num_nodes = 0
 
@@ -298,6 +304,8 @@ class PrefixTree:
         evicted += node.block_ids
         self.blocks.remove(node.block_ids)
         self.evictions.note(node, node.start)
+        if node.kept_until:
+            self.kept.unmark(node)
         for component in self.components:
             evicted += component.cut(node, node.start)
         self.logprobs.cut(node, node.start)

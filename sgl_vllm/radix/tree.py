@@ -164,17 +164,41 @@ class RadixTree(PrefixTree):
             return
         while parent is not None:
             num_hits = node.num_hits
-            node.count_as_never_used()
-            self.order.forget(node)
-            for component in self.components:
-                component.count_as_never_used(node)
-            if self.blocks.is_evictable(node):
-                self.order.add(node)
+            self._count_as_never_used(node)
             if len(parent.children) > 1 or parent.num_hits > num_hits + 1:
                 return
             if 2 <= num_users <= parent.num_hits + 1:
                 return
             node, parent = parent, parent.parent
+
+    def record_drop(self, leaf: Node, num_tokens: int) -> None:
+        """No sequence will extend `leaf` past its first `num_tokens`: whole blocks after them count
+        as never used."""
+        begin = -(-num_tokens // self.block_size) * self.block_size
+        if leaf.start < begin < leaf.end:
+            self._split(leaf, begin)
+        if begin <= leaf.start and not leaf.children:
+            self._count_as_never_used(leaf)
+
+    def _count_as_never_used(self, node: Node) -> None:
+        node.count_as_never_used()
+        self.order.forget(node)
+        for component in self.components:
+            component.count_as_never_used(node)
+        if self.blocks.is_evictable(node):
+            self.order.add(node)
+
+    def keep(self, namespace: Namespace, tokens: Tokens, keep_s: float) -> None:
+        """Keep what is cached of `tokens`, in whole blocks, for so long: other leaves of the
+        namespace are evicted first, as far as that is possible (`kept.py`)."""
+        match = self.match_prefix(namespace, tokens)
+        num_tokens = match.num_tokens // self.block_size * self.block_size
+        node = holder_of(match, num_tokens).node
+        if not self.kept.max_blocks or node is None or node.parent is None:
+            return
+        if num_tokens < node.end:
+            node = self._split(node, num_tokens)
+        self.kept.mark(path_to(node), self.clock() + keep_s)
 
     # -- lock ---------------------------------------------------------------------------------
 
@@ -235,6 +259,7 @@ class RadixTree(PrefixTree):
                 num_to_cut = num_left + num_ahead
                 num_ends = 1 if is_partial else -(-num_to_cut // self._num_blocks_per_end)
                 evicted += self._evict_end(leaf, num_ends)
+                self.kept.settle()
                 num_left -= num_before - self.num_evictable_blocks  # of windows, some are in use
             elif wanted:
                 wanted, num_ahead = (), 0  # only wanted leaves are left

@@ -41,6 +41,7 @@ from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests, move_segments
 from sgl_vllm.routes.metrics import MAX_AGE_S, MetricsMiddleware, SglCollector
+from sgl_vllm.routes.standard_hints import read_standard_hints
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
 from sgl_vllm.routes.tool_calls import ToolCallMiddleware
 from sgl_vllm.scheduler.stats import EngineStats
@@ -131,6 +132,7 @@ class SglEndpointPlugin:
             from sgl_vllm.routes.tools_and_format import combine_tools_and_formats
 
             combine_tools_and_formats(options)
+        read_standard_hints(state)
         state.sgl_vllm_ending = end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             move_segments(state.online_renderer)

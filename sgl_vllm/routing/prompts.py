@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import read_hints
+from sgl_vllm.protocol.standard_hints import field, with_standard_hints
 from sgl_vllm.routing.prefix_hashes import Prompt
 
 _PART_END = "\x1f"
@@ -49,9 +50,10 @@ def read_request(request: object, lora: str | None, request_id: str) -> RequestS
     prompt = _prompt(request)
     if prompt is None:
         return None
-    salt = _field(request, "cache_salt")
-    hints = read_hints(_field(request, "vllm_xargs"), request_id)
-    limit = _field(request, "max_completion_tokens") or _field(request, "max_tokens")
+    salt = field(request, "cache_salt")
+    extra = with_standard_hints(field(request, "vllm_xargs"), request, {})
+    hints = read_hints(extra, request_id)
+    limit = field(request, "max_completion_tokens") or field(request, "max_tokens")
     return RequestSummary(
         prompt,
         CacheNamespace(lora, salt if isinstance(salt, str) else None),
@@ -60,13 +62,8 @@ def read_request(request: object, lora: str | None, request_id: str) -> RequestS
     )
 
 
-def _field(of: object, name: str) -> Any:
-    """Clients write them, so values may have any type."""
-    return of.get(name) if isinstance(of, Mapping) else getattr(of, name, None)
-
-
 def _prompt(request: object) -> Prompt | None:
-    messages, prompt = _field(request, "messages"), _field(request, "prompt")
+    messages, prompt = field(request, "messages"), field(request, "prompt")
     if messages is None and isinstance(prompt, Sequence) and not isinstance(prompt, str):
         if prompt and not isinstance(prompt[0], int):
             prompt = prompt[0]  # the first of several
@@ -74,7 +71,7 @@ def _prompt(request: object) -> Prompt | None:
             return np.asarray(prompt, dtype=np.int32)
     if not messages and not isinstance(prompt, str):
         return None
-    text = chat_text(messages, _field(request, "tools")) if messages else str(prompt)
+    text = chat_text(messages, field(request, "tools")) if messages else str(prompt)
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -82,9 +79,9 @@ def chat_text(messages: Sequence[Any], tools: Sequence[Any] | None = None) -> st
     """A conversation as one text, which is a prefix of the text of any continuation."""
     texts = [_as_json(tools)] if tools else []  # chat templates put tools first
     for message in messages:
-        texts.append(f"{_field(message, 'role')}\n")
-        texts.append(_content_text(_field(message, "content")))
-        others = (_field(message, "tool_calls"), _field(message, "name"))
+        texts.append(f"{field(message, 'role')}\n")
+        texts.append(_content_text(field(message, "content")))
+        others = (field(message, "tool_calls"), field(message, "name"))
         texts += [_as_json(other) for other in others if other]
         texts.append(_PART_END)
     return "".join(texts)

@@ -14,13 +14,14 @@ report to it. Not thread-safe.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sgl_vllm.lru_per_tenant import LruPerTenant
 from sgl_vllm.protocol.cache_namespace import SHARED, CacheNamespace
 from sgl_vllm.routing.approx_index import ApproxCache, ApproxPrefixIndex
 from sgl_vllm.routing.costs import CostModel, Load, LoadBook, Route, Worker
@@ -36,11 +37,19 @@ from sgl_vllm.routing.prefix_hashes import (
 DEFAULT_CAPACITY_TOKENS = 1_000_000
 """The assumed size of a worker's cache."""
 
-MAX_GROUPS = 100_000
-"""How many groups keep their worker; beyond it, the least recently used group loses its worker."""
+MAX_GROUPS = 10_000
+"""How many groups keep their worker. Beyond it, the tenant with the most groups loses its least
+recently used one."""
 
 EVENT_DELAY_S = 60.0
 """How long a prompt sent to a worker with KV events counts as cached without its event."""
+
+
+class _Group(NamedTuple):
+    """Of a tenant, both as hashes."""
+
+    tenant: int
+    name: int
 
 
 class UnknownWorker(KeyError):
@@ -98,7 +107,7 @@ class PrefixRouter:
         self._book = LoadBook()
         self._workers: dict[Worker, _WorkerState] = {}
         self._slots: list[_WorkerState | None] = []
-        self._groups: OrderedDict[int, _WorkerState] = OrderedDict()  # by a hash of the name
+        self._groups: LruPerTenant[_Group, _WorkerState] = LruPerTenant(MAX_GROUPS)
         self._expire_next = 0
 
     # -- workers --------------------------------------------------------------------------------
@@ -144,7 +153,7 @@ class PrefixRouter:
             state.events.clear()
         self._book.close_slot(state.slot)
         for group in [group for group, one in self._groups.items() if one is state]:
-            del self._groups[group]
+            self._groups.pop(group)
 
     def set_workers(self, workers: Mapping[Worker, bool]) -> None:
         """Replaces all workers; the values say which ones publish KV events.
@@ -198,7 +207,8 @@ class PrefixRouter:
         slot = self._pick(hashed.num_tokens, cached, waiting)
         costs = hashed.num_tokens - cached + waiting
         if group is not None:
-            slot = self._pick_for_group(seed_of(namespace, repr(group)), slot, costs)
+            named = _Group(seed_of(namespace, ""), seed_of(namespace, repr(group)))
+            slot = self._pick_for_group(named, slot, costs)
         state = self._slots[slot]
         assert state is not None
         output_tokens = self.cost.output_tokens
@@ -256,7 +266,7 @@ class PrefixRouter:
             slots = slots[np.lexsort((self._book.sent[slots], waiting[slots]))]
         return int(slots[0])
 
-    def _pick_for_group(self, group: int, cheapest: int, costs: NDArray[np.float64]) -> int:
+    def _pick_for_group(self, group: _Group, cheapest: int, costs: NDArray[np.float64]) -> int:
         """The slot of the group's worker, or the cheapest one if the group moves there."""
         state = self._groups.get(group)
         slot = cheapest if state is None else state.slot
@@ -264,10 +274,7 @@ class PrefixRouter:
             slot = cheapest
         chosen = self._slots[slot]
         assert chosen is not None
-        self._groups[group] = chosen
-        self._groups.move_to_end(group)
-        if len(self._groups) > MAX_GROUPS:
-            self._groups.popitem(last=False)
+        self._groups.put(group, chosen)
         return slot
 
     def _expire_some(self, now_s: float) -> None:

@@ -226,6 +226,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         policy=engine.options.radix_policy,
         ttl_s=engine.options.radix_ttl_s,
         pin_share=engine.options.radix_pin_share,
+        keep_share=engine.options.radix_keep_share,
         max_pins=engine.options.radix_max_pins,
         max_evicted_bytes=int(engine.options.why_evicted_mb * (1 << 20)),
         max_logprob_bytes=int(engine.options.prompt_logprobs_mb * (1 << 20)),

@@ -191,6 +191,30 @@ def test_the_metrics_are_those_of_the_moment_and_of_what_ran(server, http, clien
     assert after["sgl_vllm:tree_tokens"] <= after["sgl_vllm:cache_tokens"]
 
 
+@pytest.mark.parametrize("name", ["a session", "\ud83d", "x" * 5000, 3, ["a"], {"a": "b"}])
+def test_requests_that_name_one_session_on_any_route_are_one_program(http, name):
+    def num_programs() -> int:
+        return sum(http.get("/sgl/stats").json()["programs"].values())
+
+    is_name, before = name == "a session", num_programs()
+    key, header = {"prompt_cache_key": name}, {"X-Session-ID": name if is_name else "x" * 5000}
+    for route, text_key, headers in (
+        ("chat/completions", "messages", {} if is_name else header),
+        ("completions", "prompt", header),
+        ("responses", "input", header),
+        ("messages", "messages", {"X-Claude-Code-Session-Id": header["X-Session-ID"]}),
+    ):
+        text: Any = f"What does {str(name)[:9]!a} say to {route}? " * 20
+        if text_key == "messages":
+            text = [{"role": "user", "content": text}]
+        limit = "max_output_tokens" if route == "responses" else "max_tokens"
+        sent = key if is_name or route != "responses" else {}  # there stock checks its type
+        body = json.dumps({"model": "demo", text_key: text, limit: 1, **sent})
+        headers = {"Content-Type": "application/json", **headers}
+        assert http.post(f"/{route}", content=body, headers=headers).status_code == 200
+    assert num_programs() - before == (1 if is_name else 4)
+
+
 def test_a_conversation_is_seen_to_run_to_be_in_a_tool_and_to_end(server, client, http):
     before = http.get("/sgl/stats").json()["programs"]
 

@@ -106,6 +106,56 @@ def test_a_pin_serves_the_tenant_that_made_it(server) -> None:
     assert cached_tokens(server, [*prompt, 9], tenant="b") == 0
 
 
+RULES = "Answer in one short sentence, and name the river that the heron lives at. " * 25
+TURN = [{"role": "user", "content": RULES}]
+MARKED = {"type": "text", "text": RULES, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "is_kept"),
+    [
+        ("completions", {"prompt": RULES}, False),
+        ("completions", {"prompt": RULES, "prompt_cache_retention": "24h"}, True),
+        ("chat/completions", {"messages": TURN, "nvext": {"cache_control": {"ttl": "5m"}}}, True),
+        ("chat/completions", {"messages": [{"role": "user", "content": [MARKED]}]}, True),
+        ("messages", {"messages": TURN, "system": [MARKED]}, True),
+        ("responses", {"input": RULES, "prompt_cache_options": {"ttl": "30m"}}, True),
+        ("responses", {"input": RULES, "prompt_cache_options": {"ttl": "999999999d"}}, False),
+        ("completions", {"prompt": RULES, "prompt_cache_options": [RULES]}, False),
+        ("messages", {"messages": TURN, "cache_control": {"ttl": {"s": 5}}}, False),
+    ],
+)
+def test_a_prefix_that_a_client_asks_to_keep_outlives_others_of_its_tenant(
+    server, route, body, is_kept
+) -> None:
+    limit = {"max_output_tokens" if route == "responses" else "max_tokens": 1}
+    tenant, chat = str(hash(str(body))), [{"role": "user", "content": "Answer"}]
+    assert post(server, route, {**body, **limit}, tenant).status_code == 200
+    for number in range(12):  # whole blocks for all of the cache
+        cached_tokens(server, [100 + number, *range(300, 600)], tenant=tenant)
+    ask = {"candidates": [RULES[len("Answer") :]], "messages": chat}
+    if "system" in body:
+        ask["messages"] = [{"role": "system", "content": "Answer"}]
+    if "prompt" in body:
+        ask = {"candidates": [RULES]}
+    num_tokens, num_cached = post(server, "sgl/match", ask, tenant).json().values()
+    assert (num_cached[0] > num_tokens[0] - 2 * BLOCK) if is_kept else num_cached[0] == 0
+
+
+def test_a_tenant_that_marks_everything_takes_nothing_from_another(server) -> None:
+    def left(**how: Any) -> list[int]:
+        """Of the other's prompts, when both have used more than the cache, by turns."""
+        for number in range(16):
+            tenant, marks = (f"hostile {how}", how) if number % 2 else (f"other {how}", {})
+            cached_tokens(server, [50 + number, *range(300)], tenant=tenant, **marks)
+        asked = {"candidates": [[50 + number, *range(300)] for number in range(0, 16, 2)]}
+        return post(server, "sgl/match", asked, f"other {how}").json()["cached_tokens"]
+
+    unmarked = left()
+    assert unmarked == left(prompt_cache_retention="24h")
+    assert 0 < sum(map(bool, unmarked)) < 8
+
+
 def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
     """By the plugin's own count of hits, as a score's usage is in whole blocks."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.routing.costs import CostModel, Load
 from sgl_vllm.routing.router import PrefixRouter, UnknownWorker
 
@@ -110,6 +111,20 @@ def test_a_fork_group_stays_together_until_that_costs_too_much():
     workers = [router.choose(tokens(500, seed), group="g").worker for seed in range(1, 12)]
     assert workers[:2] == [first.worker] * 2
     assert set(workers) == {"a", "b"}
+
+
+def test_many_sessions_of_one_tenant_cost_no_other_tenant_its_worker(monkeypatch):
+    monkeypatch.setattr("sgl_vllm.routing.router.MAX_GROUPS", 50)
+    router = router_of("a", "b", cost=CostModel(group_patience_tokens=1_000_000))
+    hostile, other = CacheNamespace(salt="hostile"), CacheNamespace(salt="other")
+    serve(router, tokens(1))
+    homes = {name: serve(router, tokens(9), group=name, namespace=other) for name in "stuvwxyz"}
+    assert set(homes.values()) == {"a", "b"}
+    for number in range(200):  # the last ones with the other's names
+        group = "stuvwxyz"[number % 8] if number > 150 else number
+        router.choose(tokens(9, number), group=group, namespace=hostile)
+    assert len(router._groups) == 50
+    assert homes == {n: serve(router, tokens(9, 7), group=n, namespace=other) for n in homes}
 
 
 def test_text_is_matched_as_tokens_are():

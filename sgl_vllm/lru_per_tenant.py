@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import ItemsView, Iterator
+from collections.abc import Hashable, ItemsView, Iterator
 from typing import Generic, Protocol, TypeVar
-
-from sgl_vllm.radix.node import Namespace
 
 
 class OfTenant(Protocol):
     """A key that says which tenant it belongs to. It is hashable."""
 
     @property
-    def tenant(self) -> Namespace: ...
+    def tenant(self) -> Hashable: ...
 
 
 Key = TypeVar("Key", bound=OfTenant)
@@ -29,7 +27,7 @@ class LruPerTenant(Generic[Key, Value]):
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
         self._entries: OrderedDict[Key, Value] = OrderedDict()
-        self._num_of_tenant: Counter[Namespace] = Counter()
+        self._num_of_tenant: Counter[Hashable] = Counter()
 
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
