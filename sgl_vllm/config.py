@@ -167,7 +167,8 @@ class Options:
         "Explain to every client with the server's API key, to the token, which prompt tokens of a "
         "request were not cached, and why (`/v1/sgl/why`), and count cached tokens in `usage` and "
         "`/v1/sgl/match` to the token. If off, requests with a `cache_salt` get this, and others "
-        "get numbers in whole blocks. `tree_text` implies it.",
+        "get numbers in whole blocks. `tree_text` implies it. It is on if the server has a "
+        "loopback `--host` and no API key, unless you set this option or `tenant_from`.",
         page="operations.md",
     )
     why_evicted_mb: float = _option(

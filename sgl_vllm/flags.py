@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any  # Any: options before they are checked
 
 from sgl_vllm.config import (
@@ -148,12 +149,28 @@ def _model_first(model: str) -> str:
     return f"write {model} before --plugin: vllm serve {model} --plugin {PLUGIN_NAME}"
 
 
+def serves_this_machine_only(args: argparse.Namespace) -> bool:
+    """Whether a server with these flags listens at a loopback address and asks for no API key."""
+    host = getattr(args, "host", None) or ""
+    api_key = getattr(args, "api_key", None) or os.environ.get("VLLM_API_KEY")
+    if api_key or getattr(args, "uds", None):
+        return False
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def requested_options(
-    from_cli: Mapping[str, Any] | None, additional_config: object
+    from_cli: Mapping[str, Any] | None, additional_config: object, *, is_private: bool = False
 ) -> Options | None:
     """The options, or None if the plugin was not requested.
 
     The command line wins over vLLM's `additional_config`, which wins over the environment.
+
+    Args:
+        is_private: whether all clients are programs on this machine. They are told exact numbers
+            unless an option says otherwise, or that there are several tenants.
 
     Raises:
         OptionError: the message is one line for each problem.
@@ -167,7 +184,11 @@ def requested_options(
         )
     if from_config is None and from_cli is None and not named_in_environment():
         return None
-    return Options.from_mapping(_environment_options(), from_config or {}, from_cli or {})
+    sources = (_environment_options(), from_config or {}, from_cli or {})
+    options = Options.from_mapping(*sources)
+    if is_private and options.tenant_from == "none" and not any("why_exact" in s for s in sources):
+        options = dataclasses.replace(options, why_exact=True)
+    return options
 
 
 def _environment_options() -> Mapping[str, Any]:

@@ -73,6 +73,9 @@ _PREFIX_ATTENTION_ENV = "SGL_VLLM_PREFIX_ATTENTION"
 _CLI_OPTIONS = "_sgl_vllm_cli_options"
 """Attribute of an `EngineArgs`: the options from the command line."""
 
+_IS_PRIVATE = "_sgl_vllm_is_private"
+"""Attribute of an `EngineArgs`: `flags.serves_this_machine_only`."""
+
 _RANK_ROUTER = "_sgl_vllm_rank_router"
 """Attribute of a client of data-parallel engines: its `RankRouter`, or None."""
 
@@ -199,6 +202,7 @@ def _from_cli_args(
     original: Callable[..., EngineArgs], cls: type[EngineArgs], args: argparse.Namespace
 ) -> EngineArgs:
     engine_args = original(cls, args)
+    vars(engine_args)[_IS_PRIVATE] = flags.serves_this_machine_only(args)
     given = flags.given_options(args)
     if given is not None:
         vars(engine_args)[_CLI_OPTIONS] = given
@@ -213,7 +217,9 @@ def _create_engine_config(
     original: Callable[..., VllmConfig], engine_args: EngineArgs, *args: Any, **kwargs: Any
 ) -> VllmConfig:
     options = flags.requested_options(
-        vars(engine_args).get(_CLI_OPTIONS), engine_args.additional_config
+        vars(engine_args).get(_CLI_OPTIONS),
+        engine_args.additional_config,
+        is_private=vars(engine_args).get(_IS_PRIVATE, False),
     )
     if options is None:
         return original(engine_args, *args, **kwargs)

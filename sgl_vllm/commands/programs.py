@@ -9,7 +9,7 @@ STATES = {
     "running": "running",
     "in_tool": "in a tool",
     "waiting_for_person": "waiting for a person",
-    "unknown": "unknown",
+    "unknown": "unknown (one request so far)",
     "ended": "ended",
 }
 """By their keys in `/v1/sgl/stats`."""
@@ -45,7 +45,7 @@ def tools_in_words(programs: Json) -> str:
 def context_in_words(context: Json) -> str:
     """What the program of a context is doing, and since when."""
     tool = f" ({printable(context['tool'])})" if context.get("tool") is not None else ""
-    state = STATES.get(context["state"], "unknown")
+    state = STATES.get(context["state"], STATES["unknown"])
     return f"{state}{tool} for {_duration(context['paused_s'])}"
 
 

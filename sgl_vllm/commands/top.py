@@ -27,15 +27,23 @@ from sgl_vllm.server_process import totals_of
 
 TIMEOUT_S = 5.0
 
-RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
-"""Causes of misses of tokens that were cached once, and that need not have been computed again."""
-
 HIT_RATE = ("hits", "queries")
 """Of vLLM's counters of the prefix cache, in tokens: what is divided by what."""
 
+TOTALS = {
+    "prompt tokens": "vllm:prompt_tokens_total",
+    "of them cached": f"vllm:prefix_cache_{HIT_RATE[0]}_total",
+    "output tokens": "vllm:generation_tokens_total",
+    "of them forced": "forced_tokens",
+}
+"""What is shown of the time since a server's start, and from which counter."""
+
+RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
+"""Causes of misses of tokens that were cached once, and that need not have been computed again."""
+
 DESCRIPTION = f"""\
-Shows a line per server, updated at an interval. Stock vLLM servers are shown
-with vLLM's own figures.
+Shows a line per server, updated at an interval; if the output is no terminal,
+prints one table and ends. Stock vLLM servers are shown with vLLM's own figures.
 
 The columns are:
 
@@ -49,13 +57,14 @@ The columns are:
                       below say why; none: a stock server; ?: the plugin's
                       figures cannot be read; down: no answer
 
-Below, for each server with the plugin that has any: its programs by what they
-are doing, and the tokens computed again in the last interval although they
-had been cached once, per second and by cause ("sgl-vllm why" has the causes).
+Below, for each server: the tokens since its start that were read from the cache
+or forced, and with the plugin its programs by what they are doing, and the
+tokens computed again in the last interval although they had been cached once,
+per second and by cause ("sgl-vllm why" has the causes).
 
 {MEANINGS}
 All servers get the same API key. Without it, a server that requires one is
-shown with the figures of its /metrics. Exit status with --once: 1 if a server
+shown with the figures of its /metrics. Exit status of one table: 1 if a server
 does not answer.
 """
 
@@ -82,11 +91,11 @@ def command(
         else:
             console.print(draw(rows))
 
-    if once:
+    if once or not (as_json or console.is_terminal):
         rows = next(views)
         show(rows)
         return 0 if all(row["answers"] for row in rows) else 1
-    if as_json or not console.is_terminal or console.is_dumb_terminal:
+    if as_json or console.is_dumb_terminal:
         for rows in views:
             show(rows)
     with Live(draw(first), console=console, screen=True, auto_refresh=False) as live:
@@ -116,8 +125,9 @@ class Sample:
 
 Row = Json
 """A server's line, as `--json` prints it. A number is None where the server has no such figure, or
-no earlier sample to compare with. `programs` says how many are in each state, `parts_off` why parts
-are off, and `recomputed_tokens_per_s` is by cause, of those that occurred in the interval."""
+no earlier sample to compare with. `since_start` has tokens, `programs` says how many are in each
+state, `parts_off` why parts are off, and `recomputed_tokens_per_s` is by cause, of those that
+occurred in the interval."""
 
 COLUMNS = {
     "run": "running",
@@ -205,6 +215,7 @@ def compare(earlier: Sample | None, now: Sample) -> Row:
         "cache_tokens": stats.get("radix", {}).get("cache_tokens"),
         "jumps_per_s": per_s("jumps"),
         "forced_tokens_per_s": per_s("forced_tokens"),
+        "since_start": {key: counts[name] for key, name in TOTALS.items() if name in counts},
         "programs": dict(stats.get("programs", {})),
         "recomputed_tokens_per_s": {cause: rate for cause, rate in recomputed.items() if rate},
         "parts_off": {part: why for part, why in stats.get("parts", {}).items() if why != "on"},
@@ -231,6 +242,9 @@ def draw(rows: Sequence[Row]) -> Group:
             table.add_row(Text(name, "red"), *["-"] * len(COLUMNS), Text("down", "red"))
         if row["problem"]:
             notes.append(Text(printable(row["problem"]), "red"))
+        if any((totals := row["since_start"]).values()):
+            parts = ", ".join(f"{number:,.0f} {what}" for what, number in totals.items())
+            notes.append(Text(f"{name}: since start: {parts}"))
         if counts := counts_in_words(row["programs"]):
             notes.append(Text(f"{name}: programs: {counts}"))
         if recomputed := row["recomputed_tokens_per_s"]:

@@ -25,7 +25,7 @@ server knows its last 1,000 requests.
 
 For a request without a cache_salt, the answer is in whole blocks and does not
 tell why tokens are not cached, unless the server was started with why_exact
-or tree_text. With tree_text, it also has the text on both sides where the
+or tree_text, or for this machine only. With tree_text, it also has the text on both sides where the
 prompt differs from what is cached.
 
 Exit status: 1 if the server does not know the request.

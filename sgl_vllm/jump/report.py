@@ -1,7 +1,8 @@
 """Forced reports: which part of an output was forced, for requests that ask.
 
 Owns the record of forced runs and the report in the answer. Does not own what is forced, and when
-(`jump.py`). A request that does not ask costs one check of its arguments.
+(`jump.py`), or the number in `usage` (`routes/forced_usage.py`). A request that does not ask costs
+one check of its arguments.
 
     output tokens    {   "   name   ":   "   Ann   ",   "   age   ...
     forced runs     [0              5)            [6            9)
@@ -25,7 +26,7 @@ from vllm.v1.request import Request
 from sgl_vllm.degrade import Guard
 from sgl_vllm.output_records import follow
 from sgl_vllm.protocol.quoting import quoted
-from sgl_vllm.protocol.request_keys import REPORT
+from sgl_vllm.protocol.request_keys import COUNT, REPORT
 from sgl_vllm.step_hooks import StepHooks
 
 logger = init_logger("vllm.sgl_vllm.report")
@@ -34,10 +35,10 @@ logger = init_logger("vllm.sgl_vllm.report")
 class ForcedReport(TypedDict):
     """The report as JSON: how many output tokens were forced, and the half-open intervals of the
     output's UTF-8 text that these tokens wrote. With the radix cache also which prompt tokens were
-    not read from it, and why (`radix/misses.py`)."""
+    not read from it, and why (`radix/misses.py`). Only the number if that was asked (`COUNT`)."""
 
     forced_tokens: int
-    forced_bytes: list[list[int]]
+    forced_bytes: NotRequired[list[list[int]]]
     cache: NotRequired[dict[str, Any] | None]
 
 
@@ -54,6 +55,10 @@ class Record:
     runs: list[tuple[int, int]] = field(default_factory=list)
     ends: list[int] = field(default_factory=lambda: [0])
 
+    @property
+    def num_forced(self) -> int:
+        return sum(end - start for start, end in self.runs)
+
     def report(self, token_bytes: Sequence[bytes], *, hides_last: bool) -> ForcedReport:
         """The report so far. Where a stop string cuts the text, `forced_bytes` may go beyond it.
 
@@ -67,7 +72,7 @@ class Record:
             ends[-1] = ends[-2:][0]
         intervals = [[ends[start], ends[end]] for start, end in self.runs]
         return ForcedReport(
-            forced_tokens=sum(end - start for start, end in self.runs),
+            forced_tokens=self.num_forced,
             forced_bytes=[[start, end] for start, end in intervals if start < end],
         )
 
@@ -118,6 +123,8 @@ class ForcedReports(StepHooks):
     ) -> dict[str, ForcedReport] | None:
         """None after an unexpected error, which must not end the engine."""
         params = record.request.sampling_params
+        if params is not None and params.extra_args and params.extra_args[REPORT] == COUNT:
+            return {REPORT: ForcedReport(forced_tokens=record.num_forced)} if record.runs else None
         shows_stop = params is not None and params.include_stop_str_in_output
         ended_by_token = finish_reason == FinishReason.STOP
         try:

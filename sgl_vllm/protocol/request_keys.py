@@ -35,9 +35,15 @@ KEEP = "sgl_keep"
 the prompt's tokens. [300, 1, 3600, 0.5] is all of it for 5 minutes, and its first half for an hour.
 """
 
-REPORT = "sgl_report"
+REPORT, COUNT = "sgl_report", "count"
 """Any value but 0 asks which part of the output was forced. The answer is under the same key, in
-`kv_transfer_params`."""
+`kv_transfer_params`. The value `COUNT` asks only for the number of forced tokens. The server sets
+it by itself, and moves the answer to the field `FORCED` of the `completion_tokens_details` in
+`usage`."""
+
+FORCED = "accepted_prediction_tokens"
+"""OpenAI's field for output tokens that were known before they were decoded. In an answer without
+forced tokens there is none."""
 
 SCORE_FROM = "sgl_score_from"
 """The index n >= 1 of the first prompt token whose log-probability is wanted. With it, a request

@@ -39,6 +39,7 @@ from sgl_vllm.routes.admission import check_bodies
 from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
+from sgl_vllm.routes.forced_usage import TallyMiddleware, show_in_usage
 from sgl_vllm.routes.incoming import IncomingRequests, move_segments
 from sgl_vllm.routes.metrics import MAX_AGE_S, MetricsMiddleware, SglCollector
 from sgl_vllm.routes.standard_hints import read_standard_hints
@@ -94,6 +95,7 @@ class SglEndpointPlugin:
         app.add_middleware(BodyLimitMiddleware)
         app.add_middleware(TenantMiddleware)
         app.add_middleware(ToolCallMiddleware)
+        app.add_middleware(TallyMiddleware)
         registry, collector = get_prometheus_registry(), SglCollector()
         registry.register(collector)
         app.add_middleware(
@@ -133,6 +135,7 @@ class SglEndpointPlugin:
 
             combine_tools_and_formats(options)
         read_standard_hints(state)
+        show_in_usage()
         state.sgl_vllm_ending = end_requests_at_shutdown(engine_client)
         if options.approximate_reuse and not missing_hooks("approximate_reuse"):
             move_segments(state.online_renderer)

@@ -34,6 +34,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.logger import init_logger
 
 from sgl_vllm.routes.bodies import JSON_ONLY, Body, router
+from sgl_vllm.routes.forced_usage import begin_answer
 
 logger = init_logger("vllm.sgl_vllm.batch")
 
@@ -203,6 +204,7 @@ class BatchResponse(Response):
 async def answer(batch: Request, item: Item) -> Response:
     """What vLLM's route answers this request, an error included."""
     request = _request_of(batch, item)
+    begin_answer()
     with counted_as_load(request.app.state):
         try:
             result = await _ROUTES[item.request.path](request, item.request.body)

@@ -1,9 +1,9 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
-Owns five rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
+Owns six rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
 The tenant decides the `cache_salt` (`tenants.py`). Segments that a chat marks are moved to where
 they are in its prompt. The reported number of cached tokens is rounded where it could reveal
-another client's prompt.
+another client's prompt. Forced tokens are counted in `usage` (`forced_usage.py`).
 
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could
 guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a
@@ -29,6 +29,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from sgl_vllm.protocol.request_keys import SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 from sgl_vllm.routes.admission import check_params, check_request
+from sgl_vllm.routes.forced_usage import ForcedCounts
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -49,6 +50,7 @@ class IncomingRequests:
         self._block_size = block_size
         self._is_exact = is_exact
         self._with_salt: WeakSet[RequestState] = WeakSet()
+        self._forced = ForcedCounts()
 
     def attach(self, client: AsyncLLM) -> None:
         """Apply the rules to every request from now on."""
@@ -84,9 +86,12 @@ class IncomingRequests:
             if params is not None and params.extra_args and SEGMENTS in params.extra_args:
                 params.extra_args = with_length(params.extra_args, prompt)
             request.cache_salt = self._tenants.salt(request.cache_salt)
+            self._forced.ask(params)
             original(request, prompt, *args, **kwargs)
+            state = processor.request_states[request.request_id]
+            self._forced.follow(state)
             if request.cache_salt and not self._is_exact:
-                self._with_salt.add(processor.request_states[request.request_id])
+                self._with_salt.add(state)
 
         @wrap(processor, "_update_stats_from_output")
         def update_stats(
@@ -97,6 +102,7 @@ class IncomingRequests:
             **kwargs: Any,
         ) -> None:
             _refuse(req_state, engine_core_output)
+            self._forced.take(req_state, engine_core_output)
             original(req_state, engine_core_output, *args, **kwargs)  # vLLM's metrics: exact
             is_told_exactly = self._is_exact or req_state in self._with_salt
             if engine_core_output.prefill_stats is not None and not is_told_exactly:

@@ -116,6 +116,13 @@ def test_a_pin_is_told_from_what_continues_it(look_at: Serve) -> None:
     expect(below_pin).to_have_count(0)
 
 
+def test_the_legend_says_what_gray_boxes_are_while_there_are_any(look_at: Serve) -> None:
+    tab = look_at(node(None, 5000), *[node(0, 2) for _ in range(100)])
+    tab.has("#legend", "smaller prefixes as one box", "too narrow for a box each")
+    tab.refresh(node(None, 600))
+    expect(tab.page.locator("#legend")).not_to_contain_text("prefixes")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_labels_can_be_read_in_every_color(tab: Tab, scheme: Any) -> None:
     """By WCAG's contrast of text and ground, which wants 4.5."""

@@ -54,6 +54,16 @@ def test_a_program_with_everything_gives_the_same_on_stock_and_with_the_plugin(s
     assert isinstance(first["year"], int)
 
 
+@sgl.function
+def card(s):
+    s += "A card: " + sgl.gen("card", regex=r'\{"name": "[A-Z][a-z]{2,8}"\}')
+
+
+def test_a_stream_counts_the_forced_tokens_as_a_whole_answer_does(plugin):
+    whole, streamed = (card.run(temperature=0, stream=s, backend=plugin) for s in (False, True))
+    assert 0 < streamed.usage.forced_tokens == whole.usage.forced_tokens
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_select_has_the_same_scores_on_stock_and_with_the_plugin(stock, plugin, method):
     first, second = (classify.run(method, backend=b).get_meta_info("kind") for b in (stock, plugin))

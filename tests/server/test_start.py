@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_options_of_vllms_config_file_hold_in_an_engine_that_checks_itself(tmp_path, monkeypatch):
-    """The check runs in the engine's own process, before the server is ready."""
+    """The check runs before the server is ready, which counts exactly for this machine only."""
     monkeypatch.setenv("SGL_VLLM_CACHE", str(tmp_path))
     config = tmp_path / "serve.yaml"
     options = '{"jump_forward": false, "self_check": "on"}'
@@ -22,7 +22,11 @@ def test_options_of_vllms_config_file_hold_in_an_engine_that_checks_itself(tmp_p
     with serve(extra_args=["--config", str(config)]) as server:
         stats = httpx.get(f"{server.url}/v1/sgl/stats").json()
         log = server.log_path.read_text()
+        body = {"model": "demo", "prompt": list(range(100, 190)), "max_tokens": 2}
+        answers = [httpx.post(f"{server.url}/v1/completions", json=body).json() for _ in range(2)]
     assert stats["parts"]["jump_forward"] == "by option" and stats["forward_passes"] == 0
+    told = [answer["usage"]["prompt_tokens_details"] for answer in answers]
+    assert [(one or {}).get("cached_tokens", 0) for one in told] == [0, 89]
     assert "radix agrees; fsm agrees; select agrees" in log
     assert "radix on; schedule on; fsm on; jump_forward off (by option); select on" in log
 

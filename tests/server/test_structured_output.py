@@ -203,6 +203,29 @@ def test_a_response_has_the_schema(client, tools):
     is_valid(CARD)(item.arguments if item.type == "function_call" else item.content[0].text)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_usage_has_the_tokens_that_the_engine_has_forced(client, complete, http, n, stream):
+    def num_forced() -> int:
+        return http.get("/sgl/stats").json()["jump_forward"]["forced_tokens"]
+
+    def chat(_: object, **options: Any) -> Any:
+        how = {"max_tokens": 150, "response_format": OF_CHATS["json_schema, strict"][0], **options}
+        return client.chat.completions.create(model="demo", messages=ASK, **how)
+
+    in_chunks = {"stream": True, "stream_options": {"include_usage": True}}
+    options = {"n": n, "temperature": min(n - 1, 1), **(in_chunks if stream else {})}
+    for ask in (complete, chat):
+        before = num_forced()
+        answer = ask({"json": CARD}, **options)
+        last = [*answer][-1] if stream else answer
+        told = last.usage.completion_tokens_details.accepted_prediction_tokens
+        assert 0 < told == num_forced() - before
+        assert getattr(last, "kv_transfer_params", None) is None
+    free = complete(None, max_tokens=3).usage
+    assert free.completion_tokens == 3 and free.completion_tokens_details is None
+
+
 # -- where an answer ends
 
 FORCED = "The quick brown fox jumps over the lazy dog, again and again."
@@ -221,9 +244,12 @@ def test_there_is_one_row_of_logprobs_per_token(complete):
 def test_a_stop_string_inside_forced_text_ends_it(complete, stop, included):
     before, _, _ = FORCED.partition(stop)
     extra = {"include_stop_str_in_output": included}
-    (choice,) = complete({"choice": [FORCED]}, stop=[stop], extra_body=extra).choices
+    answer = complete({"choice": [FORCED]}, stop=[stop], extra_body=extra)
+    (choice,), usage = answer.choices, answer.usage
     assert choice.text == before + (stop if included else "")
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    told = usage.completion_tokens_details
+    assert told is None or told.accepted_prediction_tokens <= usage.completion_tokens
 
 
 def test_max_tokens_inside_forced_text_cut_it_there(complete):

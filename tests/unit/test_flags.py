@@ -21,6 +21,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
     parser.add_argument("--additional-config", type=eval)
     parser.add_argument("--scheduler-cls")
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    parser.add_argument("--host")
+    parser.add_argument("--uds")
+    parser.add_argument("--api-key", nargs="*")
     flags.declare(parser)
     return parser
 
@@ -137,3 +140,33 @@ def test_good_flags_are_parsed_and_report_cached_tokens(serve) -> None:
     assert parsed.model_tag == "MODEL" and parsed.enable_prompt_tokens_details
     without = ["--plugin-config", "cached_tokens_in_usage=false"]
     assert not parse(serve, [*ON, *without]).enable_prompt_tokens_details
+
+
+LOCAL = "--host 127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "counts_exactly"),
+    [
+        (LOCAL, True),
+        ("--host ::1", True),
+        ("--plugin-config why_exact=true", True),
+        ("", False),
+        ("--host localhost.example.com", False),
+        (f"{LOCAL} --api-key k", False),
+        (f"{LOCAL} --uds /run/vllm", False),
+        (f"{LOCAL} --plugin-config why_exact=false", False),
+        (f"{LOCAL} --plugin-config tenant_from=header:X-Tenant", False),
+        (f"{LOCAL} --additional-config {{'sgl_vllm':{{'why_exact':False}}}}", False),
+    ],
+)
+def test_numbers_are_exact_by_default_where_all_clients_are_on_this_machine(
+    serve, monkeypatch, words, counts_exactly
+) -> None:
+    for api_key, expected in [("", counts_exactly), ("k", "why_exact=true" in words)]:
+        monkeypatch.setenv("VLLM_API_KEY", api_key)
+        args = parse(serve, [*ON, *words.split()])
+        is_private = flags.serves_this_machine_only(args)
+        given = flags.given_options(args)
+        options = flags.requested_options(given, args.additional_config, is_private=is_private)
+        assert options is not None and options.tells_exactly is expected

@@ -82,7 +82,8 @@ def _problems_of(one: Replacement, sources: Sources, entries: list[Entry]) -> It
             yield f"is added to a class that has a {path} of its own now"
         return
     if member is None:
-        yield f"stands in for {path}, which does not exist"
+        if one.method != "__init__":  # pydantic makes one for its models
+            yield f"stands in for {path}, which does not exist"
         return
     if not _is_in_stubs(one, sources, entries):
         yield f"changes {path}, which the stubs do not have"

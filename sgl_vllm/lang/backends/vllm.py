@@ -48,7 +48,7 @@ from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.hints import Hints, write_hints
-from sgl_vllm.protocol.request_keys import AHEAD, PROGRAM
+from sgl_vllm.protocol.request_keys import AHEAD, FORCED, PROGRAM
 from sgl_vllm.protocol.scoring import all_answers
 
 _request_numbers = itertools.count(1)
@@ -317,7 +317,9 @@ class VLLM(OpenAIBackend):
 
     def _usage(self, answer: Json) -> Usage:
         size = 1 if self._salt else self._server().cached_block_size
-        return replace(read_usage(answer), cached_block_size=size)
+        details = (answer.get("usage") or {}).get("completion_tokens_details") or {}
+        num_forced = int(details.get(FORCED) or 0)
+        return replace(read_usage(answer), cached_block_size=size, forced_tokens=num_forced)
 
     # --- requests --------------------------------------------------------------------------------
 

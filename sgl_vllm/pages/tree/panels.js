@@ -16,8 +16,8 @@ function draw() {
   drawSpace();
   drawHistory();
   drawPrograms();
-  drawLegend();
   drawTree();
+  drawLegend();
   drawDetails();
   drawTop();
 }
@@ -141,7 +141,12 @@ function drawLegend() {
     items.push(item);
   }
   items.push(fact("fill-wanted", "wanted by a waiting request"));
-  items.push(fact("fill-several", "several prefixes in one box: click to see them apart"));
+  if (nodes.some(({ kind }) => kind === "group")) {
+    items.push(fact("fill-several", "smaller prefixes as one box: click to see them apart"));
+  }
+  if (byId("tree").querySelector(".rest")) {
+    items.push(fact("fill-rest", "prefixes too narrow for a box each: click to zoom in"));
+  }
   if (nodes.some(({ kind }) => kind === "isolated")) {
     items.push(fact("fill-isolated", "requests with a cache_salt, as one total"));
   }

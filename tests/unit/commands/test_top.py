@@ -29,6 +29,7 @@ STATS = {
     "parts": {"radix": "on", "jump_forward": "by option"},
     "radix": {"tree_tokens": 1234, "cache_tokens": 8192},
     "jump_forward": {"jumps": 7, "forced_tokens": 70},
+    "programs": {"running": 1, "unknown": 221},
 }
 NOT_FOUND = httpx.Response(404, json={"detail": "Not Found"})
 
@@ -73,7 +74,7 @@ def run(servers, capsys) -> Callable[..., tuple[int, str]]:
 
 def test_servers_with_the_plugin_stock_ones_and_dead_ones_are_in_one_table(servers, run):
     servers.stats |= {"a:1": httpx.Response(200, json=STATS), "b:2": NOT_FOUND}
-    status, out = run("a:1", "http://b:2/v1", "c:3", "--once")
+    status, out = run("a:1", "http://b:2/v1", "c:3")  # into a pipe: one table
     lines = [line.split() for line in out.splitlines()]
     assert status == 1
     assert lines[1][:3] == ["server", "run", "wait"]
@@ -85,6 +86,9 @@ def test_servers_with_the_plugin_stock_ones_and_dead_ones_are_in_one_table(serve
     assert lines[4] == ["c:3", *"-" * 10, "down"]
     assert max(map(len, out.splitlines()[:5])) <= 80
     assert "a:1: jump_forward is off: by option" in out
+    totals = "2,000 prompt tokens, 1,900 of them cached, 200 output tokens, 70 of them forced"
+    assert f"a:1: since start: {totals}" in out
+    assert "a:1: programs: 1 running, 221 unknown (one request so far)" in out
     assert "http://c:3 does not answer: Connection refused" in out
     assert "\x1b" not in out
 
@@ -95,7 +99,7 @@ def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):
     assert status == 0
     assert out.splitlines()[2].split()[:3] == ["a:1", "4", "2"]
     assert "http://a:1 requires an API key" in out
-    run("a:1", "--once", "--api-key", "k")
+    run("a:1", "--api-key", "k")
     assert servers.keys[-1] == "Bearer k"
 
 

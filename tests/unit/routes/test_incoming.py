@@ -64,12 +64,9 @@ def test_without_a_salt_a_client_is_told_of_whole_blocks(num_cached, whole_block
     assert told(None, num_cached) == (whole_blocks, 100 - whole_blocks, num_cached)
 
 
-def test_with_a_salt_a_client_is_told_of_every_token() -> None:
-    assert told("mine", 21) == (21, 79, 21)
-
-
-def test_a_server_may_tell_every_client_of_every_token() -> None:
-    assert told(None, 21, is_exact=True) == (21, 79, 21)
+@pytest.mark.parametrize(("salt", "is_exact"), [("mine", False), (None, True)])
+def test_with_a_salt_or_by_option_a_client_is_told_of_every_token(salt, is_exact) -> None:
+    assert told(salt, 21, is_exact=is_exact) == (21, 79, 21)
 
 
 # -- what the engine refuses

@@ -10,7 +10,11 @@ class ErrorInfo(OpenAIBaseModel):
     message: str
     code: int
 
+class CompletionTokenUsageInfo(OpenAIBaseModel):
+    def __init__(self, **fields: object) -> None: ...
+
 class UsageInfo(OpenAIBaseModel):
-    prompt_tokens: int
+    def __init__(self, **fields: object) -> None: ...
+
     completion_tokens: int | None
-    total_tokens: int
+    completion_tokens_details: CompletionTokenUsageInfo | None
