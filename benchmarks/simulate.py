@@ -30,7 +30,8 @@ from benchmarks.comparison import Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import STOCK, EngineSettings
 from benchmarks.traces import GENERATORS, Reuse, Trace
-from sgl_vllm.config import OptionError, Options, choices_of, words_to_mapping
+from sgl_vllm.config import Options, choices_of
+from sgl_vllm.option import OptionError, words_to_mapping
 
 DEFAULT_CONCURRENCY = 32
 GENERATED = (*GENERATORS, session_model.NAME)

@@ -14,16 +14,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any  # Any: options before they are checked
 
-from sgl_vllm.config import (
-    CONFIG_ENV,
-    CONFIG_KEY,
-    OptionError,
-    OptionInfo,
-    Options,
-    by_heading,
-    choices_of,
-    words_to_mapping,
-)
+from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, Options, by_heading, choices_of
+from sgl_vllm.option import OptionError, OptionInfo, words_to_mapping
 from sgl_vllm.spelling import did_you_mean
 from sgl_vllm.vllm_api.versions import installation_problem
 

@@ -15,8 +15,9 @@ from tools.generated import ROOT, GeneratedSection
 
 def table_lines() -> Iterator[str]:
     """The tables, a heading and a table per part, in Markdown."""
-    from sgl_vllm.config import OptionInfo, by_heading
+    from sgl_vllm.config import by_heading
     from sgl_vllm.flags import default_text
+    from sgl_vllm.option import OptionInfo
 
     for heading, fields in by_heading().items():
         yield f"\n## {heading}\n"

@@ -19,7 +19,8 @@ from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.ab.workloads import WORKLOADS, Workload
 from benchmarks.ab.workloads.base import TEXT_MODEL, Item, Texts, Vocabulary
 from benchmarks.models import resolve_model
-from sgl_vllm.config import Options, words_to_mapping
+from sgl_vllm.config import Options
+from sgl_vllm.option import words_to_mapping
 
 ALL = "all"
 MAX_WARM_UP_PROGRAMS = 8

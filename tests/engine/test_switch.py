@@ -16,9 +16,9 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from sgl_vllm import plugin
-from sgl_vllm.config import OptionError
 from sgl_vllm.flags import ActivationError
 from sgl_vllm.kernels import attention_backend
+from sgl_vllm.option import OptionError
 from sgl_vllm.plugin import allow_in_environment
 from sgl_vllm.server_process import free_port
 from sgl_vllm.vllm_api import probe

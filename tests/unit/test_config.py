@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from sgl_vllm import config
-from sgl_vllm.config import OptionError, OptionInfo, Options, words_to_mapping
+from sgl_vllm.config import Options
 from sgl_vllm.flags import default_text, help_text
+from sgl_vllm.option import OptionError, OptionInfo, words_to_mapping
 from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.scheduler.policy import ORDERS
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any  # Any: YAML; an application of Ray's has no types
 
-from sgl_vllm.config import CONFIG_KEY, OptionError, Options
+from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.option import OptionError
 
 ROUTER = "sgl_vllm.routing.ray.router:PrefixCostRouter"
 APP_NAME = "sgl-vllm"
