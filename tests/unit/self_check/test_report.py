@@ -103,7 +103,7 @@ def test_a_check_of_nothing_does_not_agree():
 
 
 def test_the_command_writes_it_twice(tmp_path):
-    files = verify.write(CheckReport(parts=[GOOD]), tmp_path / "new")
+    files = verify.write(CheckReport(parts=[GOOD]), tmp_path)
     assert [path.name for path in files] == ["sgl-vllm-verify.json", "sgl-vllm-verify.txt"]
     report = json.loads(files[0].read_text())
     assert report["agrees"] and report["parts"][0]["name"] == "radix"
