@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray versions check reference options counters coverage map pictures screenshots site format release clean distclean
+.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray clients versions check reference options counters coverage map pictures screenshots site format release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -62,6 +62,10 @@ attack: install  ## hostile requests to a real server: its memory, other clients
 ray: install  ## the tests of replicas on Ray Serve, which it installs (0.4 GB; minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m pip install --quiet --no-deps --requirement constraints/ray.txt
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/ray"
+
+clients: install  ## run the clients of docs/clients.md and write its table (installs them: 1.4 GB)
+	@$(IN_ROOT) WRITE_CLIENTS=1 "$(BIN)/python" -m pytest -m slow tests/server/test_clients.py
+	@$(IN_ROOT) "$(BIN)/python" -m tools.clients
 
 versions: install  ## the demo and tests/engine on every supported vLLM (1 GB; an hour)
 	@$(IN_ROOT) exec "$(BIN)/python" -m tools.vllm_versions test --write

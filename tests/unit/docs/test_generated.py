@@ -10,9 +10,10 @@ import pytest
 from sgl_vllm.counters import Kind
 from sgl_vllm.scheduler.stats import declared_counters
 from tools import counters, options, source_tree, vllm_versions
+from tools.clients import __main__ as clients
 from tools.generated import GeneratedSection
 
-SECTIONS = [one.SECTION for one in (options, counters, source_tree, vllm_versions)]
+SECTIONS = [one.SECTION for one in (clients, options, counters, source_tree, vllm_versions)]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.command)
