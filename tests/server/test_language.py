@@ -61,6 +61,7 @@ def card(s):
 
 def test_a_stream_counts_the_forced_tokens_as_a_whole_answer_does(plugin):
     whole, streamed = (card.run(temperature=0, stream=s, backend=plugin) for s in (False, True))
+    streamed.sync()
     assert 0 < streamed.usage.forced_tokens == whole.usage.forced_tokens
 
 
