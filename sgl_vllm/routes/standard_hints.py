@@ -6,7 +6,7 @@ Owns where requests are seen with all their fields and headers. Does not own wha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any  # Any: vLLM's request and serving objects
 
 from fastapi import Request
@@ -32,61 +32,49 @@ Create = Callable[..., Awaitable[Any]]
 
 def read_standard_hints(state: State) -> None:
     """Put the standard hints of each request where ours would be, from now on."""
-    if (chat := getattr(state, "openai_serving_chat", None)) is not None:
-        _read_hints_of_chats(chat)
-    if (completion := getattr(state, "openai_serving_completion", None)) is not None:
-        _read_hints_of_completions(completion)
-    if (responses := getattr(state, "openai_serving_responses", None)) is not None:
-        _read_hints_of_responses(responses)
-    if (messages := getattr(state, "anthropic_serving_messages", None)) is not None:
-        _read_hints_of_messages(messages)
+    _read_in(
+        getattr(state, "openai_serving_chat", None),
+        getattr(state, "openai_serving_completion", None),
+        getattr(state, "openai_serving_responses", None),
+        getattr(state, "anthropic_serving_messages", None),
+    )
 
 
-def _read_hints_of_chats(serving: OpenAIServingChat) -> None:
-    @wrap(serving, "create_chat_completion")
-    async def create_chat(
-        original: Create, request: Any, raw_request: Request | None = None
-    ) -> Any:
-        _read(request, request, raw_request)
-        return await original(request, raw_request)
+def _read_in(
+    chat: OpenAIServingChat | None,
+    completion: OpenAIServingCompletion | None,
+    responses: OpenAIServingResponses | None,
+    messages: AnthropicServingMessages | None,
+) -> None:
+    if chat is not None:
+        wrap(chat, "create_chat_completion")(_create)
+    if completion is not None:
+        wrap(completion, "create_completion")(_create)
+    if responses is not None:
+        wrap(responses, "create_responses")(_create)
+    if messages is not None:
+        wrap(messages, "create_messages")(_create_messages)
 
 
-def _read_hints_of_completions(serving: OpenAIServingCompletion) -> None:
-    @wrap(serving, "create_completion")
-    async def create_completion(
-        original: Create, request: Any, raw_request: Request | None = None
-    ) -> Any:
-        _read(request, request, raw_request)
-        return await original(request, raw_request)
+async def _create(original: Create, request: Any, raw_request: Request | None = None) -> Any:
+    _guard.run(_put_hints, request, request, raw_request)
+    return await original(request, raw_request)
 
 
-def _read_hints_of_responses(serving: OpenAIServingResponses) -> None:
-    @wrap(serving, "create_responses")
-    async def create_responses(
-        original: Create, request: Any, raw_request: Request | None = None
-    ) -> Any:
-        _read(request, request, raw_request)
-        return await original(request, raw_request)
+async def _create_messages(
+    original: Create, request: Any, raw_request: Request | None = None
+) -> Any:
+    if raw_request is not None:  # the request has lost the fields that vLLM does not know
+        sent = await raw_request.json()  # which FastAPI has parsed
+        _guard.run(_put_hints, request, sent, raw_request)
+    return await original(request, raw_request)
 
 
-def _read_hints_of_messages(serving: AnthropicServingMessages) -> None:
-    @wrap(serving, "create_messages")
-    async def create_messages(
-        original: Create, request: Any, raw_request: Request | None = None
-    ) -> Any:
-        if raw_request is not None:  # the request has lost the fields that vLLM does not know
-            _read(request, await raw_request.json(), raw_request)  # which FastAPI has parsed
-        return await original(request, raw_request)
-
-
-def _read(request: Any, sent: Any, raw_request: Request | None) -> None:
+def _put_hints(request: Any, sent: object, raw_request: Request | None) -> None:
     """`sent`: what has all fields of the request."""
-    _guard.run(_put_hints, request, sent, raw_request.headers if raw_request is not None else {})
-
-
-def _put_hints(request: Any, sent: Any, headers: Mapping[str, str]) -> None:
     if not hasattr(request, "vllm_xargs"):  # in some versions of vLLM
         return
+    headers = raw_request.headers if raw_request is not None else {}
     request.vllm_xargs = with_standard_hints(request.vllm_xargs, sent, headers)
     if not getattr(request, "priority", 1):
         request.priority = agent_priority(sent)

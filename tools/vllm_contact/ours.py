@@ -199,7 +199,8 @@ class _Patches:
             return found, found.is_module
         for one in [*scope.args.posonlyargs, *scope.args.args] if scope is not None else ():
             if one.arg == text and one.annotation is not None:
-                found = self._of_vllm(ast.unparse(one.annotation).strip("'"))
+                annotation = ast.unparse(one.annotation).strip("'")
+                found = self._of_vllm(annotation.removesuffix(" | None"))
                 if found is not None:
                     return found, True
         raise self._unknown(node)
