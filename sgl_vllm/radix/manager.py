@@ -351,9 +351,6 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
     def keep_logprobs(self, record: RequestRecord, rows: Rows) -> None:
         """Keep the log-probabilities of a request's whole prompt beside the tokens of it that are
         in the tree. The prompt is computed; the request may have ended since."""
-        self.pool.guarded(self._keep_logprobs, record, rows)
-
-    def _keep_logprobs(self, record: RequestRecord, rows: Rows) -> None:
         request, tree = record.request, self.pool.tree
         if not request.is_finished():
             self.retention.index(request, request.num_prompt_tokens)

@@ -19,7 +19,6 @@ memory runs out: the least recently used first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -55,23 +54,12 @@ class Rows(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return self.token_ids.nbytes + self.logprobs.nbytes + self.ranks.nbytes
+        return sum(array.nbytes for array in self)
 
     def part(self, start: int, end: int, top_k: int) -> Rows:
         """The rows [start, end) with `top_k` likely tokens, in the same memory."""
-        width = 1 + top_k
-        return Rows(
-            self.token_ids[start:end, :width],
-            self.logprobs[start:end, :width],
-            self.ranks[start:end],
-        )
-
-    def copy(self) -> Rows:
-        return Rows(
-            self.token_ids.astype(np.int32),
-            self.logprobs.astype(np.float32),
-            self.ranks.astype(np.int32),
-        )
+        place = slice(start, end), slice(1 + top_k)
+        return Rows(self.token_ids[place], self.logprobs[place], self.ranks[start:end])
 
 
 def joined(parts: Iterable[Rows]) -> Rows:
@@ -79,29 +67,17 @@ def joined(parts: Iterable[Rows]) -> Rows:
     return Rows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def row_of_first_token(top_k: int) -> Rows:
-    """Stands in the place of the row that the first token of all cannot have."""
-    return Rows(
-        np.zeros((1, 1 + top_k), np.int32),
-        np.zeros((1, 1 + top_k), np.float32),
-        np.zeros(1, np.int32),
-    )
-
-
-@dataclass(slots=True)
 class WantedRows:
-    """The rows that one request asks for.
+    """The rows that one request asks for, with `top_k` likely tokens.
 
     Attributes:
-        top_k: as in `Rows`.
-        known: the rows of the request's first tokens, in parts; at least that of the first one.
+        known: those of its first tokens, in parts. The first token has no row, but a place for it.
     """
 
-    top_k: int
-    known: Sequence[Rows] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.known = [row_of_first_token(self.top_k)]
+    def __init__(self, top_k: int) -> None:
+        self.top_k = top_k
+        place = np.zeros((1, 1 + top_k), np.int32)
+        self.known: Sequence[Rows] = [Rows(place, place.astype(np.float32), place[:, 0])]
 
     @property
     def num_known(self) -> int:
@@ -123,18 +99,11 @@ def num_tokens_in(parts: Iterable[Rows]) -> int:
 
 
 class PromptLogprobs:
-    """The rows of one tree.
+    """The rows of one tree. Invariant: `num_bytes` is their memory, and at most `max_bytes`, of
+    which the owner of the tree may allow more than 0."""
 
-    Invariant: `num_bytes` is the memory of all nodes' rows, and at most `max_bytes`. A node has at
-    most as many rows as tokens.
-
-    Args:
-        max_bytes: host memory; 0 to keep no rows.
-    """
-
-    def __init__(self, max_bytes: int = 0) -> None:
-        self.max_bytes = max_bytes
-        self.num_bytes = 0
+    def __init__(self) -> None:
+        self.max_bytes = self.num_bytes = 0
         self._nodes: dict[Node, None] = {}  # with rows, the least recently used first
 
     def find(self, match: Match, top_k: int) -> list[Rows]:
@@ -166,21 +135,18 @@ class PromptLogprobs:
     # -- the tree has changed -----------------------------------------------------------------
 
     def split(self, node: Node, upper: Node) -> None:
-        """`upper` has got the first tokens of `node`."""
-        rows = node.logprobs
-        if rows is not None:
+        """`upper` has the first tokens of `node` now."""
+        if (rows := node.logprobs) is not None:
             num_upper = upper.end - upper.start
             self._set(upper, rows.part(0, num_upper, rows.top_k))
             self._set(node, rows.part(num_upper, rows.num_tokens, rows.top_k))
 
     def cut(self, node: Node, end: int) -> None:
         """The tokens of `node` from `end` on are gone."""
-        rows = node.logprobs
-        if rows is not None and rows.num_tokens > end - node.start:
+        if (rows := node.logprobs) is not None and rows.num_tokens > end - node.start:
             self._set(node, rows.part(0, end - node.start, rows.top_k))
 
     def clear(self) -> None:
-        """The tree is emptied."""
         for node in [*self._nodes]:
             self._set(node, None)
 
@@ -191,6 +157,7 @@ class PromptLogprobs:
             del self._nodes[node]
             node.logprobs = None
         if rows is not None and rows.num_tokens:
-            node.logprobs = rows.copy()
+            token_ids, ranks = rows.token_ids.astype(np.int32), rows.ranks.astype(np.int32)
+            node.logprobs = Rows(token_ids, rows.logprobs.astype(np.float32), ranks)
             self.num_bytes += node.logprobs.num_bytes
             self._nodes[node] = None

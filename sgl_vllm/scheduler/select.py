@@ -78,8 +78,8 @@ class ScoredRequests(StepHooks):
 
     def __init__(self, radix: RadixKVCacheManager) -> None:
         self._radix = radix
-        self._num_rows: Mapping[str, int] = {}  # of the requests whose outputs are being made
-        self._whole: Mapping[str, tuple[RequestRecord, WantedRows]] = {}  # of these, too
+        self._num_rows: dict[str, int] = {}  # of the requests whose outputs are being made
+        self._whole: dict[str, tuple[RequestRecord, WantedRows]] = {}  # of these, too
         self.counters = SelectCounters()
 
     def sections(self) -> Mapping[str, Any]:
@@ -91,8 +91,9 @@ class ScoredRequests(StepHooks):
         A `SCORE_FROM` that cannot be used is ignored, with a warning.
         """
         params = request.sampling_params
-        top_k = params.prompt_logprobs if params is not None else None
-        value = params.extra_args.get(SCORE_FROM) if params and params.extra_args else None
+        if params is None:
+            return
+        top_k, value = params.prompt_logprobs, (params.extra_args or {}).get(SCORE_FROM)
         if value is not None:
             try:
                 check_score_from(value, request.num_prompt_tokens, has_logprobs=top_k is not None)
@@ -122,21 +123,16 @@ class ScoredRequests(StepHooks):
         """Note which rows the requests of a step ask for, as those that end in it are dropped with
         its outputs."""
         first_scored, wanted_rows = self._radix.first_scored, self._radix.wanted_rows
-        if not first_scored and not wanted_rows:
-            self._num_rows, self._whole = {}, {}
-            return
-        running = [one for one in map(requests.get, scheduled.num_scheduled_tokens) if one]
-        self._num_rows = {
-            request.request_id: request.num_prompt_tokens - first_token
-            for request in running
-            if (first_token := first_scored.get(request)) is not None
-        }
-        self._whole = {
-            request.request_id: (record, wanted)
-            for request in running
-            if (wanted := wanted_rows.get(request)) is not None
-            and (record := self._radix.pool.records.lagging(request)) is not None
-        }
+        self._num_rows, self._whole = {}, {}
+        for name in scheduled.num_scheduled_tokens if first_scored or wanted_rows else ():
+            if (request := requests.get(name)) is None:
+                continue
+            if request in first_scored:
+                self._num_rows[name] = request.num_prompt_tokens - first_scored[request]
+            elif request in wanted_rows:
+                record = self._radix.pool.records.lagging(request)
+                if record is not None:
+                    self._whole[name] = record, wanted_rows[request]
 
     def follows_outputs(self) -> bool:
         return bool(self._num_rows or self._whole)
@@ -160,26 +156,20 @@ class ScoredRequests(StepHooks):
         self, tensors: LogprobsTensors, record: RequestRecord, wanted: WantedRows
     ) -> LogprobsTensors | None:
         """The rows of a whole prompt, which are kept for other requests."""
-        request = record.request
-        num_new = request.num_prompt_tokens - wanted.num_known
-        computed = _last_rows(tensors, num_new, request.request_id)
+        num_new = record.request.num_prompt_tokens - wanted.num_known
+        computed = _last_rows(tensors, num_new, record.request.request_id)
         if computed is None:
             return None
-        new = Rows(
-            computed.logprob_token_ids.numpy(),
-            computed.logprobs.numpy(),
-            computed.selected_token_ranks.numpy(),
-        )
+        new = Rows(*(tensor.numpy() for tensor in computed[:3]))
         rows = joined([*wanted.known, new])
-        self._radix.keep_logprobs(record, rows)
+        self._radix.pool.guarded(self._radix.keep_logprobs, record, rows)
         self.counters.prompt_logprobs_computed += num_new
         self.counters.prompt_logprobs_cached += wanted.num_known - 1
         if wanted.num_known == 1:
             return computed
+        token_ids, logprobs, ranks = (torch.from_numpy(array[1:]) for array in rows)
         return computed._replace(
-            logprob_token_ids=torch.from_numpy(rows.token_ids[1:]),
-            logprobs=torch.from_numpy(rows.logprobs[1:]),
-            selected_token_ranks=torch.from_numpy(rows.ranks[1:]),
+            logprob_token_ids=token_ids, logprobs=logprobs, selected_token_ranks=ranks
         )
 
 

@@ -27,7 +27,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.manager import RadixKVCacheManager
-from sgl_vllm.radix.tokens import TOKEN_BYTES, common_prefix_length
+from sgl_vllm.radix.node import Namespace
+from sgl_vllm.radix.request_record import RequestRecord
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
 from sgl_vllm.scheduler.policy import WaitingQueue
 
 MIN_SAVED_TOKENS = 192
@@ -147,20 +149,13 @@ class PrefillSharing:
         num_waiting = self._waiting.num_with_same_next_tokens(request)
         prefix = record.tokens[: (num_known + 1) * TOKEN_BYTES]
         for other, of_other in self._radix.wanted_rows.items():
-            if (
-                other.status != RequestStatus.RUNNING
-                or other.num_output_tokens
-                or of_other.top_k < top_k
-                or self.num_comparisons >= MAX_COMPARISONS
-            ):
+            computes_them = other.status == RequestStatus.RUNNING and not other.num_output_tokens
+            if not computes_them or of_other.top_k < top_k:
                 continue
-            self.num_comparisons += 1
-            other_record = self._radix.pool.records.lagging(other)
-            if (
-                other_record is not None
-                and other_record.tokens.startswith(prefix)
-                and other_record.namespace == record.namespace
-            ):
+            if self.num_comparisons >= MAX_COMPARISONS:
+                return False
+            other_record = self._record_with(prefix, record.namespace, other)
+            if other_record is not None:
                 num_common = common_prefix_length(other_record.tokens, record.tokens)
                 if (num_common - num_known) * num_waiting >= self.min_saved_tokens:
                     return True
@@ -188,13 +183,8 @@ class PrefillSharing:
         prefix = record.tokens[: (num_shared + 1) * TOKEN_BYTES]
         num_with_same_next_tokens = 0  # counted at the first candidate: most requests have none
         for other in self._prefilling():
-            self.num_comparisons += 1
-            other_record = self._radix.pool.records.lagging(other)
-            if (
-                other_record is None
-                or not other_record.tokens.startswith(prefix)
-                or other_record.namespace != record.namespace
-            ):
+            other_record = self._record_with(prefix, record.namespace, other)
+            if other_record is None:
                 continue
             if not num_with_same_next_tokens:
                 num_with_same_next_tokens = self._waiting.num_with_same_next_tokens(request)
@@ -215,6 +205,15 @@ class PrefillSharing:
             if num_saved >= self.min_saved_tokens:
                 return _Leader(other.request_id, num_shared)
         return None
+
+    def _record_with(
+        self, prefix: Tokens, namespace: Namespace, request: Request
+    ) -> RequestRecord | None:
+        """The record of a request of the namespace, if its tokens begin like this."""
+        self.num_comparisons += 1
+        record = self._radix.pool.records.lagging(request)
+        is_alike = record and record.tokens.startswith(prefix) and record.namespace == namespace
+        return record if is_alike else None
 
     def _prefilling(self) -> Iterator[Request]:
         """The requests admitted in this step, the last one first, and those that were running
