@@ -27,6 +27,7 @@ Tally = dict[str, int]
 """Forced tokens of one answer, by the engine requests that it is made of."""
 
 _tally: ContextVar[Tally | None] = ContextVar("sgl_vllm_forced", default=None)
+_tallies: WeakKeyDictionary[RequestState, Tally] = WeakKeyDictionary()
 
 
 def begin_answer() -> None:
@@ -35,49 +36,39 @@ def begin_answer() -> None:
 
 
 class TallyMiddleware:
-    """Begins a tally for each HTTP request."""
+    """Begins an answer for each HTTP request, which runs in a task of its own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token = _tally.set({})
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            _tally.reset(token)
+        begin_answer()
+        await self._app(scope, receive, send)
 
 
-class ForcedCounts:
-    """The tallies that outputs of engines still add to."""
-
-    def __init__(self) -> None:
-        self._tallies: WeakKeyDictionary[RequestState, Tally] = WeakKeyDictionary()
-
-    def ask(self, params: SamplingParams | None) -> None:
-        """Let a request with a format, whose output may be forced, ask for the number."""
-        if params is None or params.structured_outputs is None or _tally.get() is None:
-            return
+def ask(params: SamplingParams | None) -> None:
+    """Let a request with a format, whose output may be forced, ask for the number."""
+    if params is not None and params.structured_outputs is not None and _tally.get() is not None:
         asked = params.extra_args or {}
-        if not asked.get(REPORT):
-            params.extra_args = {**asked, REPORT: COUNT}
+        params.extra_args = {**asked, REPORT: asked.get(REPORT) or COUNT}
 
-    def follow(self, state: RequestState) -> None:
-        """The outputs of a request that may have asked belong to the current answer."""
-        if (tally := _tally.get()) is not None:
-            self._tallies[state] = tally
 
-    def take(self, state: RequestState, output: EngineCoreOutput) -> None:
-        """Note the number in an output. Removes it if the client did not ask for a report."""
-        answers = output.kv_transfer_params
-        report = answers.get(REPORT) if answers else None
-        if answers is None or report is None:
-            return
-        if (tally := self._tallies.get(state)) is not None:
-            tally[output.request_id] = report["forced_tokens"]
-        if report.keys() == {"forced_tokens"}:
-            others = {key: answer for key, answer in answers.items() if key != REPORT}
-            output.kv_transfer_params = others or None
+def follow(state: RequestState) -> None:
+    """The outputs of a request that may have asked belong to the current answer."""
+    if (tally := _tally.get()) is not None:
+        _tallies[state] = tally
+
+
+def take(state: RequestState, output: EngineCoreOutput) -> None:
+    """Note the number in an output. Removes it if the client did not ask for a report."""
+    answers = output.kv_transfer_params or {}
+    if (report := answers.get(REPORT)) is None:
+        return
+    if (tally := _tallies.get(state)) is not None:
+        tally[output.request_id] = report["forced_tokens"]
+    if report.keys() == {"forced_tokens"}:
+        others = {key: answer for key, answer in answers.items() if key != REPORT}
+        output.kv_transfer_params = others or None
 
 
 def show_in_usage() -> None:

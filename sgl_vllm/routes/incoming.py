@@ -28,8 +28,8 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from sgl_vllm.protocol.request_keys import SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
+from sgl_vllm.routes import forced_usage
 from sgl_vllm.routes.admission import check_params, check_request
-from sgl_vllm.routes.forced_usage import ForcedCounts
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -50,7 +50,6 @@ class IncomingRequests:
         self._block_size = block_size
         self._is_exact = is_exact
         self._with_salt: WeakSet[RequestState] = WeakSet()
-        self._forced = ForcedCounts()
 
     def attach(self, client: AsyncLLM) -> None:
         """Apply the rules to every request from now on."""
@@ -86,10 +85,10 @@ class IncomingRequests:
             if params is not None and params.extra_args and SEGMENTS in params.extra_args:
                 params.extra_args = with_length(params.extra_args, prompt)
             request.cache_salt = self._tenants.salt(request.cache_salt)
-            self._forced.ask(params)
+            forced_usage.ask(params)
             original(request, prompt, *args, **kwargs)
             state = processor.request_states[request.request_id]
-            self._forced.follow(state)
+            forced_usage.follow(state)
             if request.cache_salt and not self._is_exact:
                 self._with_salt.add(state)
 
@@ -102,7 +101,7 @@ class IncomingRequests:
             **kwargs: Any,
         ) -> None:
             _refuse(req_state, engine_core_output)
-            self._forced.take(req_state, engine_core_output)
+            forced_usage.take(req_state, engine_core_output)
             original(req_state, engine_core_output, *args, **kwargs)  # vLLM's metrics: exact
             is_told_exactly = self._is_exact or req_state in self._with_salt
             if engine_core_output.prefill_stats is not None and not is_told_exactly:

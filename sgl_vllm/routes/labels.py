@@ -23,7 +23,6 @@ from vllm.entrypoints.generate.generative_scoring.serving import (
 from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
 from sgl_vllm.protocol import scoring
-from sgl_vllm.protocol.scoring import all_answers
 from sgl_vllm.routes.bodies import TextOrIds
 from sgl_vllm.routes.score import ScoreBody, Served
 from sgl_vllm.vllm_api.patching import wrap
@@ -79,47 +78,36 @@ async def _scored(
         request, tokenizer, serving.model_config.max_model_len - max(map(len, endings))
     )
     salt = getattr(request, "cache_salt", None)  # from vLLM 0.32 on
-    body = ScoreBody.model_construct(
-        model=request.model, cache_salt=salt, request_id=None, program=None
-    )
-    served = Served(raw_request, body)
+    served = Served(raw_request, ScoreBody.model_construct(model=request.model, cache_salt=salt))
     prompts = [one["prompt_token_ids"] for one in inputs]
+    requests = [
+        scoring.score(served, ids, [ids + one for one in endings], unconditional=False, warm=True)
+        for ids in prompts
+    ]
     try:
-        answers = await all_answers(
-            [
-                scoring.score(
-                    served,
-                    prompt,
-                    [prompt + ending for ending in endings],
-                    unconditional=False,
-                    warm=True,
-                )
-                for prompt in prompts
-            ]
-        )
+        answers = await scoring.all_answers(requests)
     except scoring.NothingToScoreError as error:
         raise HTTPException(400, str(error)) from None
-    results = []
-    for index, answer in enumerate(answers):
-        logprobs = [math.fsum(choice.logprobs) for choice in answer.choices]
-        largest = max(logprobs) if request.apply_softmax else 0.0
-        scores = [math.exp(logprob - largest) for logprob in logprobs]
-        if request.apply_softmax:
-            scores = [score / math.fsum(scores) for score in scores]
-        results.append(
-            GenerativeScoringItemResult.model_validate(
-                {"index": index, "score": scores[0], "label_scores": scores}
-            )
-        )
     num_prompt_tokens = sum(map(len, prompts))
     num_sampled = sum(usage["completion_tokens"] for one in answers for usage in one.costs)
     return GenerativeScoringResponse(
         id=f"generative-scoring-{request.request_id}",
         model=serving.models.model_name(None) if request.model is None else request.model,
-        data=results,
+        data=[_result(*one, request.apply_softmax) for one in enumerate(answers)],
         usage=UsageInfo(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_sampled,
             total_tokens=num_prompt_tokens + num_sampled,
         ),
+    )
+
+
+def _result(index: int, answer: scoring.Scored[Any], is_softmax: bool) -> Any:
+    logprobs = [math.fsum(choice.logprobs) for choice in answer.choices]
+    largest = max(logprobs) if is_softmax else 0.0
+    scores = [math.exp(logprob - largest) for logprob in logprobs]
+    total = math.fsum(scores) if is_softmax else 1.0
+    scores = [score / total for score in scores]
+    return GenerativeScoringItemResult.model_validate(
+        {"index": index, "score": scores[0], "label_scores": scores}
     )
