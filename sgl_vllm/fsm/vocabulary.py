@@ -88,12 +88,6 @@ class Vocabulary:
         """The tokens that end at `nodes`."""
         return trie_nodes.tokens_at(nodes, self.first_token, self.tokens)
 
-    def tokens_beginning_with(self, byte: int) -> TokenIds:
-        if not self.root.first >> byte & 1:
-            return NO_IDS
-        (node,) = self.root.step(byte).nodes
-        return self.tokens[self.first_token[node] : self.first_token[self.end[node]]]
-
     def words_of(self, ids: TokenIds) -> Words:
         """A bitmask with the bits of `ids` set."""
         words = np.zeros(self.num_words, np.uint32)

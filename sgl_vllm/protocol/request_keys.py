@@ -5,8 +5,6 @@ The language writes them, the engine or a router reads them, and stock vLLM igno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
 """Strings or integers. Of one tenant's requests, those with the same program and fork group stay
 together in the queue; with several engines, a program's requests go to the same one."""
@@ -78,9 +76,3 @@ WHITESPACES = {
     SPACED: "a space after each comma and colon",
     FOLLOW: "compact, spaced or indented, as the answer begins",
 }
-
-
-def check_whitespace(extra_args: Mapping[str, object]) -> None:
-    """Raises ValueError for a value of `WHITESPACE` that is none of `WHITESPACES`."""
-    if extra_args.get(WHITESPACE, ANY) not in [*WHITESPACES]:
-        raise ValueError(f"{WHITESPACE} must be one of {', '.join(WHITESPACES)}")

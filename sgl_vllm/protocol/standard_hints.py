@@ -27,6 +27,9 @@ MARKS = {"cache_control": "5m", "prompt_cache_breakpoint": "30m", "prompt_cache_
 """Fields that ask to keep what precedes them, and their `ttl` if they have none. The last one is
 only a field of a request."""
 
+_NAME = re.compile(rf"[^\ud800-\udfff]{{1,{MAX_HINT_LENGTH}}}")
+"""JSON can carry half of a surrogate pair, which cannot be sent to an engine."""
+
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -34,13 +37,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def with_standard_hints(
     own: object, request: object, headers: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """The `vllm_xargs` of a request, with its standard hints where it has none of ours.
-
-    Args:
-        own: its own `vllm_xargs`.
-        request: its body, as a mapping or as an object with its fields.
-        headers: by name in lower case.
-    """
+    """The `own` `vllm_xargs` of a request, with its standard hints where it has none of ours. The
+    request is its body as a mapping or an object. Names of headers are in lower case."""
     kept = own if isinstance(own, Mapping) else {}
     found = {PROGRAM: _session(request, headers, kept), KEEP: _prefixes_to_keep(request)}
     return {**{key: one for key, one in found.items() if one}, **kept} or None
@@ -62,14 +60,7 @@ def _session(request: object, headers: Mapping[str, str], own: Mapping[str, Any]
     counts only where nothing else names one."""
     names = [field(request, "session_id"), *(headers.get(name) for name in SESSION_HEADERS)]
     names += [own.get("session_id"), field(request, "prompt_cache_key")]
-    return next((name for name in names if _is_name(name)), None)
-
-
-def _is_name(value: object) -> bool:
-    """JSON can carry half of a surrogate pair, which cannot be sent to an engine."""
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_HINT_LENGTH:
-        return False
-    return not any("\ud800" <= one <= "\udfff" for one in value)
+    return next((one for one in names if isinstance(one, str) and _NAME.fullmatch(one)), None)
 
 
 def _prefixes_to_keep(request: object) -> list[float]:
@@ -90,8 +81,6 @@ def _prefixes_to_keep(request: object) -> list[float]:
 def _keep_s(of: object) -> int:
     """For how many seconds the marks of a request or a part ask; 0 without any."""
     found = 0
-    if of is None or (isinstance(of, dict) and MARKS.keys().isdisjoint(of)):
-        return found
     for name, default in MARKS.items():
         if isinstance(mark := field(of, name), Mapping):
             ttl = mark.get("ttl", default)

@@ -21,7 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
-from sgl_vllm.protocol.request_keys import COMPACT, SCORE_FROM, WHITESPACE, check_whitespace
+from sgl_vllm.protocol.request_keys import ANY, COMPACT, SCORE_FROM, WHITESPACE, WHITESPACES
 from sgl_vllm.protocol.scoring import check_score_from
 from sgl_vllm.protocol.segments import check_reuse
 from sgl_vllm.routes.bodies import is_unicode
@@ -49,7 +49,8 @@ def check_params(params: object) -> None:
     if params.extra_args:
         _check_sendable("vllm_xargs", params.extra_args)
         _check(check_reuse, params.extra_args)
-        _check(check_whitespace, params.extra_args)
+        if params.extra_args.get(WHITESPACE, ANY) not in [*WHITESPACES]:  # it may be a list
+            raise VLLMValidationError(f"{WHITESPACE} must be one of {', '.join(WHITESPACES)}")
 
 
 def check_request(request: EngineCoreRequest) -> None:

@@ -7,7 +7,7 @@ What calls look like, and how they are parsed, is vLLM's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any  # Any: JSON, and what passes through
 from weakref import WeakKeyDictionary
 
@@ -91,10 +91,10 @@ def _calls(tools: ToolParser, request: ChatCompletionRequest) -> Any:
 
 def _document(wanted: StructuredOutputsParams) -> Any:
     schema = {"type": "object"} if wanted.json_object else wanted.json
-    by_spec = _options.schema_reading == "spec"
-    if not isinstance(schema, dict | bool) or (
-        not by_spec and has_xgrammar_unsupported_json_features(schema)
-    ):
+    is_read = isinstance(schema, dict | bool)
+    if is_read and _options.schema_reading != "spec":
+        is_read = not has_xgrammar_unsupported_json_features(schema)
+    if not is_read:
         raise VLLMValidationError(
             "tools can be combined only with a response_format of type json_object or json_schema, "
             "and without schema_reading=spec only with keywords that xgrammar enforces (not with "
@@ -129,16 +129,12 @@ def _extract_tool_calls_streaming(
     previous_text: str,
     current_text: str,
     delta_text: str,
-    previous_token_ids: Sequence[int],
-    current_token_ids: Sequence[int],
-    delta_token_ids: Sequence[int],
-    request: ChatCompletionRequest,
+    *args: Any,
 ) -> DeltaMessage | None:
+    """`args` are token ids, and the request."""
     is_document = _are_documents.get(parser)
     if is_document is None:
-        is_document = _are_documents[parser] = _is_document(request, delta_text)
+        is_document = _are_documents[parser] = _is_document(args[-1], delta_text)
     if is_document:
         return DeltaMessage(content=delta_text) if delta_text else None
-    texts = previous_text, current_text, delta_text
-    token_ids = previous_token_ids, current_token_ids, delta_token_ids
-    return original(parser, *texts, *token_ids, request)
+    return original(parser, previous_text, current_text, delta_text, *args)
