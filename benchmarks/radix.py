@@ -44,6 +44,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request, RequestStatus
 
 from benchmarks.command import parser_of, write_json
+from sgl_vllm.config import Options
 from sgl_vllm.radix.manager import RadixKVCacheManager
 
 CACHED_TOKENS = (1_000, 10_000, 100_000)
@@ -83,7 +84,7 @@ class Side:
         )
         self.hasher: Callable | None = None
         if radix:
-            RadixKVCacheManager.adopt(self.manager)
+            RadixKVCacheManager.adopt(self.manager, Options())
         else:
             hash_function = get_hash_fn_by_name("sha256")
             init_none_hash(hash_function)

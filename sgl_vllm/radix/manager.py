@@ -25,6 +25,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from sgl_vllm.config import Options
 from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.allocation import AllocatingManager
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
@@ -71,34 +72,18 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
     def adopt(
         cls,
         manager: KVCacheManager,
+        options: Options,
         *,
-        policy: str = "lru",
-        ttl_s: float = 0,
-        pin_share: float = 0.25,
-        keep_share: float = 0.25,
-        max_pins: int = 1000,
         max_copies: int | None = None,
-        max_evicted_bytes: int = 16 << 20,
-        max_logprob_bytes: int = 0,
-        why_exact: bool = False,
-        shows_text: bool = False,
         has_connector: bool = False,
         drafting: Drafting = NO_DRAFTING,
     ) -> RadixKVCacheManager:
         """Turn a freshly constructed stock manager into this one, in place.
 
         Args:
-            policy: a name in `eviction.POLICIES`.
-            ttl_s: evict what has not been used for this many seconds; 0 for never.
-            pin_share: at most this share of the cache can be pinned.
-            keep_share: at most this share of the cache can be kept for the marks of one tenant.
-            max_pins: at most this many pins at a time.
             max_copies: at most this many blocks are copied in a step, for hits that end inside
                 them. Further hits are cut to whole blocks. The first such hit of a step is never
                 cut, whatever the limit. None for no limit.
-            max_evicted_bytes: host memory for remembering what was evicted.
-            max_logprob_bytes: host memory for log-probabilities of prompts.
-            why_exact, shows_text: what explanations of misses tell (`Misses`).
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
         """
@@ -109,30 +94,33 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         manager.pool = RadixBlockPool.adopt(
             manager.block_pool,
             groups,
-            POLICIES[policy],
+            POLICIES[options.radix_policy],
             hash_blocks=has_connector or manager.enable_kv_cache_events,
-            max_evicted_bytes=max_evicted_bytes,
+            max_evicted_bytes=int(options.why_evicted_mb * (1 << 20)),
         )
         if not has_connector:  # which would load tokens without their log-probabilities
-            manager.pool.tree.logprobs.max_bytes = max_logprob_bytes
+            manager.pool.tree.logprobs.max_bytes = int(options.prompt_logprobs_mb * (1 << 20))
         num_blocks = manager.block_pool.num_gpu_blocks - 1
         # The longest request must fit beside the pins.
-        manager.pins.max_blocks = max(0, min(int(num_blocks * pin_share), num_blocks - longest))
-        manager.pins.max_pins = max_pins
-        manager.pool.tree.kept.max_blocks = int(num_blocks * keep_share / groups.num_groups)
+        pinned = min(int(num_blocks * options.radix_pin_share), num_blocks - longest)
+        manager.pins.max_blocks, manager.pins.max_pins = max(0, pinned), options.radix_max_pins
+        kept = int(num_blocks * options.radix_keep_share / groups.num_groups)
+        manager.pool.tree.kept.max_blocks = kept
         manager.counters = RadixCounters()
-        manager.policy = policy
+        manager.policy = options.radix_policy
         manager.groups = groups
         manager.block_size = groups.block_size
         manager.checkpoints = Checkpoints(manager.pool)
-        manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
+        manager.misses = Misses(
+            groups.block_size, is_exact=options.tells_exactly, shows_text=options.tree_text
+        )
         guard = manager._explaining = Guard(
             "explaining a cache miss", "the counters of misses may be wrong", logger
         )
         manager.first_scored = WeakKeyDictionary()
         manager.wanted_rows = WeakKeyDictionary()
         manager.retention = Retention(manager.pool, manager.counters)
-        manager._ttl_s = ttl_s
+        manager._ttl_s = options.radix_ttl_s
         manager.num_external = 0
         manager.lookup = Lookup(
             manager.pool,

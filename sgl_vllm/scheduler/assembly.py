@@ -223,15 +223,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,
-        policy=engine.options.radix_policy,
-        ttl_s=engine.options.radix_ttl_s,
-        pin_share=engine.options.radix_pin_share,
-        keep_share=engine.options.radix_keep_share,
-        max_pins=engine.options.radix_max_pins,
-        max_evicted_bytes=int(engine.options.why_evicted_mb * (1 << 20)),
-        max_logprob_bytes=int(engine.options.prompt_logprobs_mb * (1 << 20)),
-        why_exact=engine.options.tells_exactly,
-        shows_text=engine.options.tree_text,
+        engine.options,
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
         drafting=drafting_of(engine.vllm_config),

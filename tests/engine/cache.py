@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from sgl_vllm.config import Options
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import RadixTree
 
@@ -29,6 +30,7 @@ class Cache:
         max_model_len: int = 1024,
         block_size: int = SIZE,
         hashes: bool = False,
+        why_exact: bool = False,
         **options: Any,
     ) -> None:
         spec = FullAttentionSpec(
@@ -38,7 +40,9 @@ class Cache:
         config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         sizes = {"scheduler_block_size": block_size, "hash_block_size": block_size}
         manager = KVCacheManager(config, max_model_len, **sizes)
-        self.manager: Any = RadixKVCacheManager.adopt(manager, **options)
+        self.manager: Any = RadixKVCacheManager.adopt(
+            manager, Options(why_exact=why_exact), **options
+        )
         sha = get_hash_fn_by_name("sha256")
         init_none_hash(sha)
         self._hasher = get_request_block_hasher(block_size, sha) if hashes else None
