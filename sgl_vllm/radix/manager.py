@@ -31,7 +31,6 @@ from sgl_vllm.radix.allocation import AllocatingManager
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.lookup import HitPlan, Lookup
@@ -39,7 +38,7 @@ from sgl_vllm.radix.misses import Misses
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.prompt_logprobs import Rows, WantedRows, num_tokens_in
+from sgl_vllm.radix.prompt_logprobs import Rows, WantedRows
 from sgl_vllm.radix.request_record import RequestRecord, is_first_admission
 from sgl_vllm.radix.retention import Retention
 from sgl_vllm.radix.snapshot import NO_CONTEXTS, Json, take_snapshot
@@ -91,12 +90,9 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         manager = adopt(manager, cls)
         longest = groups.max_blocks(manager.max_model_len) + groups.num_groups
         longest += manager.watermark_blocks
+        hash_blocks = has_connector or manager.enable_kv_cache_events
         manager.pool = RadixBlockPool.adopt(
-            manager.block_pool,
-            groups,
-            POLICIES[options.radix_policy],
-            hash_blocks=has_connector or manager.enable_kv_cache_events,
-            max_evicted_bytes=int(options.why_evicted_mb * (1 << 20)),
+            manager.block_pool, groups, options, hash_blocks=hash_blocks
         )
         if not has_connector:  # which would load tokens without their log-probabilities
             manager.pool.tree.logprobs.max_bytes = int(options.prompt_logprobs_mb * (1 << 20))
@@ -329,12 +325,6 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
     def keeps_logprobs(self) -> bool:
         """Whether log-probabilities of prompts are kept."""
         return not self.is_off and self.pool.tree.logprobs.max_bytes > 0
-
-    def num_with_logprobs(self, record: RequestRecord, top_k: int) -> int:
-        """How many tokens of a request are cached with their log-probabilities."""
-        tree = self.pool.tree
-        match = tree.match_prefix(record.namespace, record.tokens)
-        return num_tokens_in(tree.logprobs.find(match, top_k))
 
     def keep_logprobs(self, record: RequestRecord, rows: Rows) -> None:
         """Keep the log-probabilities of a request's whole prompt beside the tokens of it that are

@@ -33,9 +33,10 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
+from sgl_vllm.config import Options
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.components.component import States
-from sgl_vllm.radix.eviction_policies import EvictionPolicy
+from sgl_vllm.radix.eviction_policies import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.inexact import InexactRequests
 from sgl_vllm.radix.loads import Loads
@@ -87,28 +88,21 @@ class RadixBlockPool(MarkedBlockPool):
 
     @classmethod
     def adopt(
-        cls,
-        pool: BlockPool,
-        groups: Groups,
-        policy: EvictionPolicy,
-        *,
-        hash_blocks: bool,
-        max_evicted_bytes: int,
+        cls, pool: BlockPool, groups: Groups, options: Options, *, hash_blocks: bool
     ) -> RadixBlockPool:
         """Turn a freshly constructed stock pool into this one, in place.
 
         Args:
             groups: the KV-cache groups whose blocks it has.
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
-            max_evicted_bytes: host memory for remembering what was evicted.
         """
         pool = adopt(pool, cls)
         pool.tree = RadixTree(
             groups.block_size,
-            policy,
+            POLICIES[options.radix_policy],
             window_groups=groups.windows,
             num_recurrent_groups=len(groups.recurrent),
-            max_evicted_bytes=max_evicted_bytes,
+            max_evicted_bytes=int(options.why_evicted_mb * (1 << 20)),
         )
         pool.is_off, pool.off_reason = False, ""
         pool.records = RequestRecords()

@@ -28,6 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import Namespace
+from sgl_vllm.radix.prompt_logprobs import num_tokens_in
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
 from sgl_vllm.scheduler.policy import WaitingQueue
@@ -142,10 +143,11 @@ class PrefillSharing:
 
     def _waits_for_logprobs(self, request: Request, top_k: int) -> bool:
         """Whether another request computes log-probabilities that `request` could read then."""
-        record = self._radix.pool.records.of(request)
+        record, tree = self._radix.pool.records.of(request), self._radix.pool.tree
         if record is None:
             return False
-        num_known = self._radix.num_with_logprobs(record, top_k)
+        match = tree.match_prefix(record.namespace, record.tokens)
+        num_known = num_tokens_in(tree.logprobs.find(match, top_k))
         num_waiting = self._waiting.num_with_same_next_tokens(request)
         prefix = record.tokens[: (num_known + 1) * TOKEN_BYTES]
         for other, of_other in self._radix.wanted_rows.items():

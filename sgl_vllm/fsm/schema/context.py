@@ -37,9 +37,8 @@ class Context:
         self.value = value
         blank = of_pattern(r"[ \n\r\t]*").expression
         self.blank: Expression = EMPTY if has_style else blank
-        self.opens_object: Expression = OBJECT if has_style else EMPTY
-        self.opens_array: Expression = ARRAY if has_style else EMPTY
-        self.ends: Expression = END if has_style else EMPTY
+        places: tuple[Expression, ...] = (OBJECT, ARRAY, END) if has_style else (EMPTY,) * 3
+        self.opens_object, self.opens_array, self.ends = places
         self.comma = Seq(literal(b","), COMMA if has_style else blank)
         self.colon = Seq(self.blank, literal(b":"), COLON if has_style else blank)
 
