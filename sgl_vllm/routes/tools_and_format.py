@@ -90,7 +90,7 @@ def _calls(tools: ToolParser, request: ChatCompletionRequest) -> Any:
 
 
 def _document(wanted: StructuredOutputsParams) -> Any:
-    schema = {"type": "object"} if wanted.json_object else wanted.json
+    schema: Any = {"type": "object"} if wanted.json_object else wanted.json
     is_read = isinstance(schema, dict | bool)
     if is_read and _options.schema_reading != "spec":
         is_read = not has_xgrammar_unsupported_json_features(schema)
