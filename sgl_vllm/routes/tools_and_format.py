@@ -7,7 +7,7 @@ What calls look like, and how they are parsed, is vLLM's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any  # Any: JSON, and what passes through
 from weakref import WeakKeyDictionary
 
@@ -129,12 +129,16 @@ def _extract_tool_calls_streaming(
     previous_text: str,
     current_text: str,
     delta_text: str,
-    *args: Any,
+    previous_token_ids: Sequence[int],
+    current_token_ids: Sequence[int],
+    delta_token_ids: Sequence[int],
+    request: ChatCompletionRequest,
 ) -> DeltaMessage | None:
-    """`args` are token ids, and the request."""
     is_document = _are_documents.get(parser)
     if is_document is None:
-        is_document = _are_documents[parser] = _is_document(args[-1], delta_text)
+        is_document = _are_documents[parser] = _is_document(request, delta_text)
     if is_document:
         return DeltaMessage(content=delta_text) if delta_text else None
-    return original(parser, previous_text, current_text, delta_text, *args)
+    texts = previous_text, current_text, delta_text
+    token_ids = previous_token_ids, current_token_ids, delta_token_ids
+    return original(parser, *texts, *token_ids, request)
