@@ -71,8 +71,7 @@ class ForcedSource:
         grammar, params = live_grammar(self._manager, request), request.sampling_params
         if not forced or grammar is None or params is None or not shows_end(params):
             return forced
-        stops = params.all_stop_token_ids
-        if not self._ask(request, lambda _: may_end(grammar, stops)):
+        if not self._ask(request, lambda _: may_end(grammar, params.all_stop_token_ids)):
             return forced
         self.take_back(request, len(forced))
         return []

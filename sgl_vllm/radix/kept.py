@@ -105,8 +105,7 @@ class KeptPrefixes:
         if not leaf.kept_until or leaf.kept_until <= (now_s := self._clock()):
             return None
         leaves = self._tenants[_root_of(leaf)].leaves
-        other = leaves.pop()
-        if other is None:
+        if (other := leaves.pop()) is None:
             return None
         if other.kept_until > now_s or other in wanted:
             leaves.push(other)

@@ -5,12 +5,7 @@ how they are computed (`scheduler/select.py`). Pure: no vLLM, no torch.
 
 The row of token t says how likely it was after tokens [0, t). Its KV is not needed for that, but
 the KV of the tokens before it is. So rows of [1, n) allow a hit of n - 1 tokens at most: the pass
-that computes token n - 1 gives the row of token n::
-
-    rows         1 ............... n-1 |
-    from cache   [0 ........... n-1)   |
-    computed                   [n-1 .. | .. end)
-    new rows                           | n .. end-1
+that computes token n - 1 gives the row of token n (`scheduler/select.py` has a picture).
 
 A node has the rows of its first tokens, or none. They go when the node is evicted, and earlier if
 memory runs out: the least recently used first.
