@@ -86,8 +86,8 @@ class Options:
     )
     radix_keep_share: float = option(
         0.25,
-        "The largest share of the cache that the prefixes which one tenant's requests ask to keep "
-        "can hold. 0 ignores these requests.",
+        "The largest share of the cache that prefixes marked by one tenant's requests can hold "
+        "(`sgl_keep`, `cache_control`). With 0, marks have no effect.",
         maximum=1.0,
         page="cache.md",
     )
@@ -132,8 +132,8 @@ class Options:
     prompt_logprobs_mb: float = option(
         64.0,
         "Host memory, in MiB, for log-probabilities of cached prompts (`prompt_logprobs`, and "
-        "`echo` with `logprobs`), so that they are not computed again. Each token takes 12 bytes "
-        "and 8 per likely token. With 0, such requests compute their whole prompt.",
+        "`echo` with `logprobs`), so that they are not computed again. Each token takes 12 bytes, "
+        "plus 8 per likely token. With 0, such requests compute their whole prompt.",
         page="server.md",
     )
     prefix_attention: bool = option(
@@ -195,8 +195,8 @@ class Options:
     schedule_max_delay: float = option(
         0.05,
         "Admit a request next once the later requests admitted before it cost this share of the "
-        "backlog, and at least 512 tokens. The backlog is the most tokens that had to be computed "
-        "for waiting requests at one time of its wait: of 100,000, a share of 0.05 is 5,000.",
+        "backlog, and at least 512 tokens. The backlog is the largest number of tokens that "
+        "waiting requests needed at any time of its wait: of 100,000, a share of 0.05 is 5,000.",
         page="scheduling.md",
     )
     schedule_max_wait_s: float = option(
@@ -232,8 +232,8 @@ class Options:
     )
     max_body_mb: float = option(
         64.0,
-        "The largest body of any request to the server, in MiB. It refuses larger ones with status "
-        "413, unread. 8 is enough if clients send no images, audio or video; 0 means no limit.",
+        "The largest body of any request to the server, in MiB. Larger ones get status 413 and are "
+        "not read. 8 is enough if clients send no images, audio or video; 0 means no limit.",
         heading="Structured output and jump-forward",
         page="structured-output.md",
     )
@@ -255,13 +255,13 @@ class Options:
     )
     tools_and_format: bool = option(
         False,
-        "Answer requests with `tools` and a JSON `response_format` with calls or with a document. "
-        "If off, only requests that ask for it, as vLLM's grammar often drops the tools.",
+        "Let requests with `tools` and a JSON `response_format` get calls or a document. "
+        "If off, only those that ask for it do; for others, vLLM's grammar often drops the tools.",
         page="structured-output.md#tools-and-a-format",
     )
     json_whitespace: str = option(
         "stock",
-        "The whitespace of JSON, unless a request names its own (`sgl_whitespace`).",
+        "The whitespace of JSON, unless a request chooses its own (`sgl_whitespace`).",
         choices=lambda: {"stock": "as vLLM's `disable_any_whitespace` says", **WHITESPACES},
         page="structured-output.md#whitespace",
     )

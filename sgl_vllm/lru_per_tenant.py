@@ -19,9 +19,9 @@ Value = TypeVar("Value")
 
 
 class LruPerTenant(Generic[Key, Value]):
-    """A dictionary of bounded size, the entry put last at its end.
+    """A dictionary of bounded size, in the order in which its entries were last put.
 
-    If a new entry is one too many, the first entry of the tenant with the most entries is removed.
+    When it is full, a new entry removes the first entry of the tenant with the most entries.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -45,8 +45,7 @@ class LruPerTenant(Generic[Key, Value]):
         return self._entries.get(key)
 
     def put(self, key: Key, value: Value) -> tuple[Key, Value] | None:
-        """Returns the entry that was removed; None if there was room. O(entries) if there was
-        none."""
+        """Returns the entry removed to make room, or None. O(entries) if one is removed."""
         if key not in self._entries:
             self._num_of_tenant[key.tenant] += 1
         self._entries[key] = value

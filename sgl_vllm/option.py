@@ -1,7 +1,6 @@
-"""What an option is: its declaration, its values in words on a command line, and what is wrong with
-a value.
+"""How an option is declared, how its values are read from a command line, and how they are checked.
 
-Does not own which options there are (`config.py`). Imports no vLLM.
+Does not own the list of options (`config.py`). Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ class OptionInfo:
 
     Attributes:
         help: one or two sentences for `--help` and docs/options.md. May use backticks.
-        heading: above this option and those that follow, up to the next heading.
+        heading: of this option and those that follow, up to the next heading.
         choices: the accepted values, each with a description or "". A function, so that a registry
-            is imported only when an option is checked or listed. None if any value of the type
-            and bounds will do.
+            is imported only when an option is checked or listed. None if every value of the type
+            and within the bounds is accepted.
         minimum, maximum: bounds of a number, both inclusive.
         pattern: the form of a text that has no fixed set of values, as a regular expression.
-        form: the same in words, for the message about a value that is refused.
-        hint: what to do instead, at the end of the message about a value that is refused.
-        page: the page in docs/ with more.
+        form: `pattern` in words, for the error message.
+        hint: what to do instead, at the end of the error message.
+        page: the page in docs/ that explains the option.
     """
 
     help: str
@@ -65,8 +64,8 @@ def option(default: Value, help: str, **declared: Any) -> Value:  # Any: see `Op
 
 
 def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> dict[str, Any]:
-    """Names and values of command-line words: JSON objects and `key=value` pairs, whose values are
-    read as JSON. Later ones win.
+    """Parse command-line words: JSON objects and `key=value` pairs, whose values are read as JSON.
+    Later ones win.
 
     Args:
         source: where the words come from, for the message of an error.
@@ -106,7 +105,7 @@ def _value_of(text: str) -> Any:
 
 
 def problem_of(field: dataclasses.Field[Any], value: object) -> str | None:
-    """Why `value` is not accepted, to follow the option's name. None if it is."""
+    """Why `value` is refused, in words that follow the option's name; None if it is accepted."""
     info = OptionInfo.of(field)
     if isinstance(field.default, bool):
         return None if isinstance(value, bool) else f"must be true or false, not {value!r}"

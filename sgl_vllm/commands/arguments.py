@@ -56,7 +56,7 @@ def server_at(url: str | None, api_key: str | None) -> SglServer:
 
 
 SERVE_FLAGS = {"ignore_unknown_options": True}
-"""How a command is parsed that passes flags of `vllm serve` on: its own may stand anywhere."""
+"""Parsing of commands that pass on flags of `vllm serve`: their own flags may stand anywhere."""
 
 
 def check_model_first(word: str, own_flags: Sequence[str]) -> None:

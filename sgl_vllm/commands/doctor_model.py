@@ -77,7 +77,7 @@ def ask(model: str, flags: Sequence[str], *, as_on_gpu: bool) -> Outlook:
 
 
 def stay_offline_without_hub(model: str) -> None:
-    """Without a way to the hub, only cached models count: libraries would try for minutes."""
+    """Use only cached models if the hub is out of reach: libraries would retry for minutes."""
     if not Path(model).exists() and not _reaches_the_hub():
         os.environ["HF_HUB_OFFLINE"] = "1"
 

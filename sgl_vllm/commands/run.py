@@ -39,8 +39,8 @@ MODULE_NAME = "sgl_vllm_program"
 """The file's ``__name__``: not ``__main__``, so that the file's own main part does not run."""
 
 DESCRIPTION = """\
-Runs a @function of a Python file, with arguments from --var. Before that, all
-of the file runs but its `if __name__ == "__main__":` part.
+Runs a @function of a Python file, with arguments from --var. Before that, the
+whole file runs, except its `if __name__ == "__main__":` part.
 
 examples:
   sgl-vllm run story.py --var animal=hare
@@ -128,7 +128,7 @@ def command(
         try:
             options = Options.of(sampling).sampling
             if html is not None:
-                html.open("a").close()  # it is written last: a bad path is found first
+                html.open("a").close()  # finds a bad path before the run
             backend = Replay(replay) if replay is not None else _server_at(url, api_key)
             if record is not None:
                 backend = stack.enter_context(Recorder(backend, record))
@@ -176,7 +176,7 @@ def load(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         what = f"{path} cannot be loaded: {_described(error, path)}"
         if not isinstance(error, SyntaxError | ImportError):
-            what += '. Put what runs the program under `if __name__ == "__main__":`'
+            what += '. Put the code that runs the program under `if __name__ == "__main__":`'
         raise CommandError(what) from error
     return module
 

@@ -36,14 +36,15 @@ TOTALS = {
     "output tokens": "vllm:generation_tokens_total",
     "of them forced": "forced_tokens",
 }
-"""What is shown of the time since a server's start, and from which counter."""
+"""The totals since a server's start, and their counters."""
 
 RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
-"""Causes of misses of tokens that were cached once, and that need not have been computed again."""
+"""Causes of misses of tokens that had been cached once: computing them again was avoidable."""
 
 DESCRIPTION = f"""\
-Shows a line per server, updated at an interval; if the output is no terminal,
-prints one table and ends. Stock vLLM servers are shown with vLLM's own figures.
+Shows a line per server, updated at an interval; if the output is not a
+terminal, prints one table and ends. Stock vLLM servers are shown with vLLM's
+own figures.
 
 The columns are:
 
@@ -57,10 +58,9 @@ The columns are:
                       below say why; none: a stock server; ?: the plugin's
                       figures cannot be read; down: no answer
 
-Below, for each server: the tokens since its start that were read from the cache
-or forced, and with the plugin its programs by what they are doing, and the
-tokens computed again in the last interval although they had been cached once,
-per second and by cause ("sgl-vllm why" has the causes).
+Below, for each server: its totals since its start. With the plugin, also its
+programs by state, and the tokens per second computed again in the last interval
+although they had been cached, by cause ("sgl-vllm why" has the causes).
 
 {MEANINGS}
 All servers get the same API key. Without it, a server that requires one is
@@ -125,9 +125,8 @@ class Sample:
 
 Row = Json
 """A server's line, as `--json` prints it. A number is None where the server has no such figure, or
-no earlier sample to compare with. `since_start` has tokens, `programs` says how many are in each
-state, `parts_off` why parts are off, and `recomputed_tokens_per_s` is by cause, of those that
-occurred in the interval."""
+no earlier sample to compare with. `since_start` has tokens, `programs` the number in each state,
+`parts_off` the reasons, and `recomputed_tokens_per_s` the causes that occurred in the interval."""
 
 COLUMNS = {
     "run": "running",

@@ -46,8 +46,8 @@ def command(
     if problem := versions.installation_problem():
         raise Misused(problem)
     output.mkdir(parents=True, exist_ok=True)
-    if not os.access(output, os.W_OK):  # found now, not after minutes
-        raise Misused(f"no file can be written in {output}: choose another --output")
+    if not os.access(output, os.W_OK):  # checked now, not after minutes
+        raise Misused(f"{output} is not writable: choose another --output")
     stay_offline_without_hub(model)
     try:
         report = offline.verify(model, flags or [])

@@ -25,8 +25,8 @@ server knows its last 1,000 requests.
 
 For a request without a cache_salt, the answer is in whole blocks and does not
 tell why tokens are not cached, unless the server was started with why_exact
-or tree_text, or for this machine only. With tree_text, it also has the text on both sides where the
-prompt differs from what is cached.
+or tree_text, or for this machine only. With tree_text, it also shows the text
+of the prompt and of the cache where they differ.
 
 Exit status: 1 if the server does not know the request.
 """

@@ -1,7 +1,7 @@
-r"""The whitespace of JSON: one style instead of any, or the style that a text begins with.
+r"""The whitespace of JSON: one style instead of any whitespace, or the style a text begins with.
 
-Owns the styles, which are those of `json.dumps`, and the places of a format where they differ. A
-compiler puts a *place* where whitespace may stand, a terminal that is never walked; `styled`
+Owns the styles, which are those of `json.dumps`, and the places of a format where they differ.
+Where whitespace is allowed, a compiler puts a *place*, a terminal that is never walked; `styled`
 replaces it. Pure.
 
     {"a": [1, 2]}     "{" OBJECT "\"a\"" ":" COLON "[" ARRAY 1 "," COMMA 2 END "]" END "}"
@@ -20,7 +20,7 @@ from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar
 from sgl_vllm.protocol.request_keys import COMPACT, FOLLOW, SPACED
 
 MAX_DEPTH = 32
-"""What is nested deeper is indented as far as this."""
+"""Deeper levels are indented only as far as this one."""
 
 OBJECT, ARRAY, END, COMMA, COLON = [Literals(((b"\0%d" % n, None),)) for n in range(5)]
 """Places: before the first member, before the first item, before the closing bracket, after a
@@ -30,8 +30,8 @@ PLACES: dict[bytes, Expression] = {
     b'\0"%d' % n: place
     for n, place in enumerate[Expression]((OBJECT, ARRAY, END, COMMA, COLON, EMPTY))
 }
-"""By the texts that stand for them in a grammar (`with_places`). With a quote, they are no part of
-a pattern."""
+"""Places by the texts that stand for them in a grammar (`with_places`). A quote in the texts keeps
+them out of patterns."""
 
 _BLANK = [0, 32, 32, 10, 10, 13, 13, 9, 9]
 """How xgrammar writes any whitespace, `[ \\n\\r\\t]*`."""
@@ -43,8 +43,8 @@ _BEFORE[[*b"}],:"]] = 2, 2, 5, 5
 
 
 class _Style(NamedTuple):
-    """What comes after a comma and a colon, and by what each line is indented, if there are lines.
-    In lines, an array may be in one line."""
+    """The text after a comma and after a colon, and the unit of indentation, if lines are indented.
+    In indented JSON, an array may be on one line."""
 
     comma: bytes = b""
     colon: bytes = b" "
@@ -57,9 +57,9 @@ _STYLES = {COMPACT: [_COMPACT], SPACED: [_SPACED], FOLLOW: [_COMPACT, _SPACED, *
 
 
 def styled(expression: Expression, whitespace: str) -> Expression:
-    """The texts of an expression with places, in the styles of `whitespace`.
+    """An expression with places, in the styles of `whitespace`.
 
-    Cost: what a walk reaches of `expression` is made once more for each style and depth.
+    Cost: the parts of `expression` that a walk reaches are built again for each style and depth.
     """
     return _Styled(expression, whitespace)
 
@@ -83,7 +83,7 @@ class _Styled(Lazy):
 
 class _Level:
     """The expressions of one style at one depth. Invariant: one for each original expression, so
-    that a loop stays one."""
+    that a loop stays a loop."""
 
     def __init__(self, style: _Style, depth: int = 0, in_one_line: _Level | None = None) -> None:
         self._style, self._depth = style, depth
@@ -128,7 +128,7 @@ class _Level:
         return expression
 
     def _sequence(self, parts: tuple[Expression, ...]) -> Expression:
-        """What follows the place after an opening bracket is inside it."""
+        """The parts after the place of an opening bracket are inside that bracket."""
         for i, part in enumerate(parts):
             if part is OBJECT or part is ARRAY:
                 inside = self._inside
@@ -145,8 +145,8 @@ class _Level:
 
 
 def with_places(grammar: ParsedGrammar) -> ParsedGrammar:
-    """What xgrammar makes of a schema, with places instead of any whitespace next to a bracket, a
-    comma or a colon. Cost: some microseconds per KB."""
+    """xgrammar's grammar of a schema, with places instead of any whitespace next to a bracket, a
+    comma or a colon. Cost: a few microseconds per KB."""
     data, begins, kinds = grammar.data, grammar.begins, np.frombuffer(grammar.kinds, np.uint8)
     first, sizes, count = begins[:-1], np.diff(begins) - 2, len(kinds)
     what = np.zeros(count, np.int32)  # a byte, or 1 for any whitespace

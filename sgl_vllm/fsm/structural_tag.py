@@ -15,7 +15,7 @@ from sgl_vllm.fsm.errors import UnsupportedGrammarError
 Json: TypeAlias = Any
 
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The arguments of a tool without parameters."""
+"""The schema of the arguments of a tool without parameters."""
 
 
 def in_one_format(tag: Json) -> Json:
@@ -63,7 +63,7 @@ def _marked(part: Json, schemas: dict[bytes, Json]) -> Json:
 
 
 def only_calls(form: Json, is_single: bool) -> Json:
-    """A format of required tool calls without text between them, and of one call if `is_single`."""
+    """A format of required tool calls without text between them; only one call if `is_single`."""
     if isinstance(form, list):
         return [only_calls(one, is_single) for one in form]
     if not isinstance(form, dict):
@@ -82,7 +82,7 @@ def only_calls(form: Json, is_single: bool) -> Json:
 
 
 def beginning(form: Json) -> str:
-    """What a format of tool calls begins with; empty if it may begin with anything."""
+    """The text that a format of tool calls begins with; empty if it may begin with anything."""
     while parts := form.get("elements" if form["type"] == "sequence" else "tags"):
         form = parts[0]
     text = form.get("begin") or form.get("value")

@@ -65,8 +65,8 @@ class ForcedSource:
         return self._ask(request, self._take) or []
 
     def take_opening(self, request: Request) -> list[int]:
-        """`take` for text that is sent together with the first sampled token. None if a stream
-        shows that token and it may end the text: a shown end comes by itself."""
+        """`take` for text that is sent together with the first sampled token. Empty if a stream
+        shows that token and it may end the text: a shown end gets its own chunk."""
         forced = self.take(request)
         grammar, params = live_grammar(self._manager, request), request.sampling_params
         if not forced or grammar is None or params is None or not shows_end(params):

@@ -1,6 +1,6 @@
 """Forced reports: which part of an output was forced, for requests that ask.
 
-Owns the record of forced runs and the report in the answer. Does not own what is forced, and when
+Owns the record of forced runs and the report in the answer. Does not own when text is forced
 (`jump.py`), or the number in `usage` (`routes/forced_usage.py`). A request that does not ask costs
 one check of its arguments.
 
@@ -35,7 +35,7 @@ logger = init_logger("vllm.sgl_vllm.report")
 class ForcedReport(TypedDict):
     """The report as JSON: how many output tokens were forced, and the half-open intervals of the
     output's UTF-8 text that these tokens wrote. With the radix cache also which prompt tokens were
-    not read from it, and why (`radix/misses.py`). Only the number if that was asked (`COUNT`)."""
+    not read from it, and why (`radix/misses.py`). With `COUNT`, it has only the number."""
 
     forced_tokens: int
     forced_bytes: NotRequired[list[list[int]]]

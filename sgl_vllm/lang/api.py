@@ -97,7 +97,7 @@ def gen(
 
     Raises ValueError if more than one of `dtype`, `choices`, `regex`, `json_schema` is given, or
     `validate` without `json_schema` or with a schema that is not valid itself, and for a number
-    that no server takes, such as a negative temperature.
+    that no server accepts, such as a negative temperature.
     """
     arguments = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema}
     constrained_by = only_one_of(arguments)

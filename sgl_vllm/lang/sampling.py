@@ -140,7 +140,7 @@ def _tuple_of(kind: type[T], shown: str, option: str, values: Iterable[T]) -> tu
 
 
 def _as_number(option: str, number: float | None) -> float | None:
-    """TypeError for what is no number, ValueError for one that no server takes."""
+    """Raises TypeError if `number` is not a number, ValueError if no server accepts it."""
     least, most = _BOUNDS[option]
     option = option.replace("_new", "")  # as `gen` and the API call it
     if number is None:

@@ -359,7 +359,7 @@ class ValueToAwait(Awaitable[Any]):
         return self._start().__await__()
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(f"{self._what} has to be awaited in an async program: await {self._what}")
+        raise TypeError(f"{self._what} must be awaited in an async program: await {self._what}")
 
     __bool__ = __eq__ = __ne__ = __str__ = __format__ = __iter__ = __len__ = __contains__ = _refuse
     __hash__ = object.__hash__

@@ -41,7 +41,7 @@ def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
             raise Refused(_not_found(model, error)) from error
         raise Refused(one_line(error)) from error
     if config.device_config.device_type == "cpu" and config.cache_config.kv_offloading_size:
-        # vLLM's worker finds out once the model is loaded.
+        # vLLM's worker would fail only after it has loaded the model.
         raise Refused("vLLM offloads KV from GPUs only: leave out --kv-offloading-size on a CPU")
     if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
         # As vLLM does in the process of such an engine: its ranks know nothing of each other.

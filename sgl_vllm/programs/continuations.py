@@ -52,10 +52,10 @@ TAIL_TOKENS = 32
 """A prompt is recognized by its length and this many tokens at its end."""
 
 NEAR_TOKENS = 8
-"""A prompt may go on differently this far before an answer: some templates open the reasoning."""
+"""A prompt may differ this far before an answer: some templates open the reasoning there."""
 
 MAX_DROPPED = 8
-"""At most this many ends of dropped answers are remembered of a conversation."""
+"""How many ends of dropped answers a conversation remembers at most."""
 
 MAX_PAUSE_S = 3600.0
 """A context that has paused for longer no longer counts among those of `paused`."""
@@ -106,7 +106,7 @@ class Pauses:
 
 
 class Answer(NamedTuple):
-    """Of a request: where it begins, and its first and its last tokens."""
+    """The answer of a request: where it begins, and its first and last tokens."""
 
     begin: int = sys.maxsize
     first: Tokens = b""
@@ -121,7 +121,7 @@ class Origin(NamedTuple):
         tool: what its answer calls, as far as that is known.
         is_continuation: whether it continued an earlier context itself.
         num_served: the tokens that were computed for it, and for those that it continues.
-        dropped: last tokens of earlier answers that were not in the prompt that came next.
+        dropped: last tokens of earlier answers that the next prompt left out.
     """
 
     request_id: str = ""
@@ -134,7 +134,7 @@ class Origin(NamedTuple):
 
     def dropped_before(self, prompt: Tokens, num_cached: int) -> frozenset[Hashable]:
         """`dropped`, for a prompt that shares `num_cached` tokens with this request. Chat templates
-        drop the reasoning of earlier turns, and so the answer that was computed after it."""
+        drop the reasoning of earlier turns, so the answer computed after it is not found either."""
         begin, first, last = self.answer
         if num_cached < begin - NEAR_TOKENS:  # it branches off before
             return frozenset()

@@ -73,7 +73,7 @@ class _Member:
         step: of its program; None if it names none, or none of a known graph.
         is_continuation: whether it continues the context of an earlier request.
         num_served: the tokens that were computed for the requests that it continues.
-        dropped: how answers of its conversation end that the next prompt leaves out.
+        dropped: last tokens of its conversation's answers that the next prompt leaves out.
     """
 
     program: Hashable

@@ -47,7 +47,7 @@ class Hints:
         is_ahead: its answer is not needed, only its prompt is to be computed.
         step: the step of its program that it is.
         graph: the text of the graph that has this step, as it was sent.
-        kept: prefixes of its prompt to keep: for how many seconds, and which share of it.
+        kept: prefixes of its prompt to keep, as pairs of seconds and a share of the prompt.
     """
 
     program: Hint = None

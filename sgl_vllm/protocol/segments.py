@@ -27,7 +27,7 @@ def check_reuse(extra_args: Mapping[str, Any]) -> None:
     if REUSE not in extra_args:
         return
     if extra_args[REUSE] != APPROXIMATE:
-        raise ValueError(f'{REUSE} has to be "{APPROXIMATE}"; leave it out for an exact answer')
+        raise ValueError(f'{REUSE} must be "{APPROXIMATE}"; leave it out for an exact answer')
     if SEGMENTS not in extra_args:
         raise ValueError(f"{REUSE} needs {SEGMENTS}, the segments to reuse")
     intervals_of(extra_args[SEGMENTS])
@@ -45,7 +45,7 @@ def intervals_of(marks: object) -> list[tuple[int, int]]:
         or len(marks) % 2
         or any(type(mark) is not int for mark in marks)
     ):
-        raise ValueError(f"{SEGMENTS} has to be a list of integers, a start and an end by turns")
+        raise ValueError(f"{SEGMENTS} must be a list of integers: alternating starts and ends")
     if len(marks) > MAX_MARKS:
         raise ValueError(f"{SEGMENTS} has more than {MAX_MARKS:,} numbers")
     intervals = list(zip(marks[::2], marks[1::2], strict=True))

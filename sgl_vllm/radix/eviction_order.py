@@ -93,7 +93,8 @@ class EvictionOrder:
     Leaves with a *tail*, a last block that is worth less, come first, least recently used first.
     With recurrent groups that is a block in which no hit can end. Else it is a partial one: a cache
     of whole blocks would not hold it, so none is kept at the expense of a full one. Then all leaves
-    come, in the policy's order. Wanted leaves are set aside, and others go in place of kept ones.
+    come, in the policy's order. Wanted leaves are set aside, and unmarked leaves go in place of
+    marked ones.
 
     Args:
         has_tail: whether a node is an evictable leaf with a tail.

@@ -1,12 +1,12 @@
-"""Prefixes that clients ask to keep for a time: what is evicted in their place.
+"""Marks on prefixes that clients ask to keep for a time, and which leaves are evicted instead.
 
-Owns the marks of each tenant, and how many of its blocks they can hold. Does not own the order of
-eviction, which asks (`eviction_order.py`). Pure: no vLLM, no torch.
+Owns the marks of each tenant, and the limit on their blocks. Does not own the order of eviction,
+which consults this module (`eviction_order.py`). Pure: no vLLM, no torch.
 
-A marked leaf that is next to be evicted stays, and the next unmarked one *of the same tenant* goes.
-When the tenant has lost as many blocks as the marked leaf has, that takes the other's place in the
-order. So marks decide which blocks a tenant loses, and not how many: other tenants lose the same
-blocks as without them. A tenant without unmarked leaves loses marked ones.
+When a marked leaf is next, the next unmarked leaf *of the same tenant* is evicted instead. Once the
+tenant has lost as many blocks as the marked leaf has, the marked leaf moves to the evicted leaf's
+place in the order. So marks decide which blocks a tenant loses, not how many, and other tenants
+lose the same blocks as without marks. A tenant without unmarked leaves loses marked ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sgl_vllm.radix.node import Node, subtree
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """`leaves`: those that can be evicted, the unmarked first. `marked`: the blocks of each marked
-    node, the one marked last at the end. `num_blocks`: their sum."""
+    """`leaves`: the evictable leaves, unmarked ones first. `marked`: the number of blocks of each
+    marked node, most recently marked last. `num_blocks`: the sum over `marked`."""
 
     leaves: LeafQueue
     marked: OrderedDict[Node, int] = field(default_factory=OrderedDict)
@@ -43,11 +43,11 @@ class KeptPrefixes:
     """The marks of one tree.
 
     A mark costs O(nodes on the path), and the first mark of a tenant O(its nodes). Memory: an entry
-    per marked node and per leaf of their tenants.
+    per marked node, and per leaf of tenants with marks.
 
     Attributes:
-        max_blocks: the blocks that the marks of one tenant can hold. Beyond it, its oldest marks
-            are removed.
+        max_blocks: the most blocks that one tenant's marks can cover. Beyond that, its oldest
+            marks are removed.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class KeptPrefixes:
         self.clear()
 
     def clear(self) -> None:
-        self._tenants: dict[Node, _Tenant] = {}  # by root, those with marks
-        self._spared: Node | None = None  # by the last eviction
-        self._num_paid = 0  # the blocks that this has cost so far
-        self._evicted: tuple[Node, int] | None = None  # instead, and its blocks before
+        self._tenants: dict[Node, _Tenant] = {}  # by root; only tenants with marks
+        self._spared: Node | None = None  # the marked leaf that stays
+        self._num_paid = 0  # blocks evicted in its place so far
+        self._evicted: tuple[Node, int] | None = None  # leaf evicted last, and its blocks before
 
     def mark(self, path: Sequence[Node], until_s: float) -> None:
-        """Keep the nodes from the root's child down to a node until then, on the tree's clock."""
+        """Mark the nodes of `path`, which begins below the root, until then on the tree's clock."""
         root = _root_of(path[0])
         tenant = self._tenants.get(root)
         if tenant is None:
@@ -80,7 +80,7 @@ class KeptPrefixes:
             self.unmark(next(iter(tenant.marked)))
 
     def unmark(self, node: Node) -> None:
-        """A marked node is kept no longer, or is about to leave the tree."""
+        """Remove the mark of `node`. Call this also before `node` leaves the tree."""
         node.kept_until = 0.0
         root = _root_of(node)
         self._tenants[root].forget(node)
@@ -88,7 +88,7 @@ class KeptPrefixes:
             del self._tenants[root]
 
     def split(self, lower: Node, upper: Node) -> None:
-        """`upper` has got the first tokens of a marked node."""
+        """`upper` now has the first tokens of the marked node `lower`."""
         upper.kept_until = lower.kept_until
         tenant = self._tenants[_root_of(upper)]
         tenant.count(lower)
@@ -100,8 +100,8 @@ class KeptPrefixes:
             tenant.leaves.push(leaf)
 
     def instead_of(self, leaf: Node, wanted: Collection[Node]) -> Node | None:
-        """The leaf to evict in place of `leaf`, which is next; None if that is to be evicted
-        itself. Call `settle` afterwards."""
+        """The leaf to evict in place of `leaf`, which is next in the order; None to evict `leaf`.
+        Call `settle` after the eviction."""
         if not leaf.kept_until or leaf.kept_until <= (now_s := self._clock()):
             return None
         leaves = self._tenants[_root_of(leaf)].leaves
@@ -116,7 +116,7 @@ class KeptPrefixes:
         return other
 
     def settle(self) -> None:
-        """What `instead_of` returned has been evicted, wholly or in part."""
+        """Count the blocks that the leaf from `instead_of` has lost to eviction."""
         if self._evicted is None or self._spared is None:
             return
         (other, num_before), self._evicted = self._evicted, None

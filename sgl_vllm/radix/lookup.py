@@ -158,8 +158,8 @@ class Lookup:
         wanted_rows: WantedRows | None = None,
     ) -> HitPlan | None:
         """What `request` reads, of at most `limit` tokens; None if it does not read the tree. The
-        limit would be `unscored_limit` if it asked for no scores. With `wanted_rows`, it reads no
-        tokens without their log-probabilities."""
+        limit would be `unscored_limit` if it asked for no scores. With `wanted_rows`, it reads only
+        tokens whose log-probabilities are kept."""
         record = self._pool.records.of(request)
         if record is None:
             self._misses.not_looked_up(request.num_prompt_tokens, "skipped")

@@ -70,8 +70,8 @@ class Node:
         last_used: seconds, on the tree's clock; `ENDED_S` less since `RadixTree.record_end`.
         priority: the most important (smallest) priority of the requests that used it.
         context: what is known above of the last request that ended here.
-        logprobs: of its first tokens, if they were computed (`prompt_logprobs.py`).
-        kept_until: until when it is kept, on the tree's clock (`kept.py`); 0 if it is not marked.
+        logprobs: log-probabilities of its first tokens, if computed (`prompt_logprobs.py`).
+        kept_until: when its mark expires, on the tree's clock (`kept.py`); 0 without a mark.
     """
 
     parent: Node | None

@@ -42,7 +42,7 @@ class PrefixTree:
         kept: the prefixes that clients ask to keep.
         components: the other groups: `windows` and `states`, None if the model has none.
         evictions: what was evicted.
-        logprobs: of the prompts whose requests asked for them.
+        logprobs: log-probabilities of prompts whose requests asked for them.
         shortened: blocks of which the tree has lost the last tokens but not the first, with states
             only, since the caller last emptied the list.
         num_tokens: cached tokens.

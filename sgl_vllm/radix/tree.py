@@ -189,8 +189,8 @@ class RadixTree(PrefixTree):
             self.order.add(node)
 
     def keep(self, namespace: Namespace, tokens: Tokens, keep_s: float) -> None:
-        """Keep what is cached of `tokens`, in whole blocks, for so long: other leaves of the
-        namespace are evicted first, as far as that is possible (`kept.py`)."""
+        """Keep the cached whole blocks of `tokens` for `keep_s` seconds: other leaves of the
+        namespace are evicted first, if possible (`kept.py`)."""
         match = self.match_prefix(namespace, tokens)
         num_tokens = match.num_tokens // self.block_size * self.block_size
         node = holder_of(match, num_tokens).node

@@ -74,7 +74,7 @@ def check_request(request: EngineCoreRequest) -> None:
 
 
 def check_bodies(renderer: OnlineRenderer) -> None:
-    """From now on, look at what is in the body of a request only; engines do not get it."""
+    """From now on, check the fields of request bodies that engines do not get."""
 
     @wrap(renderer, "render_chat")
     @wrap(renderer, "render_completion")

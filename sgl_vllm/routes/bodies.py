@@ -97,7 +97,7 @@ class Body(BaseModel):
     @classmethod
     def _has_known_keys(cls, body: Any) -> Any:
         if not isinstance(body, dict):
-            raise ValueError("the body has to be a JSON object")
+            raise ValueError("the body must be a JSON object")
         known = [field.alias or name for name, field in cls.model_fields.items()]
         if unknown := sorted(body.keys() - set(known)):
             hint = did_you_mean(unknown[0], known, f"; the keys are {', '.join(sorted(known))}")
@@ -132,13 +132,13 @@ def _text_or_ids(value: object) -> Any:
     else:
         is_right = isinstance(value, str) and is_unicode(value)
     if not is_right:
-        raise ValueError("has to be a text or a list of token ids below 2**31")
+        raise ValueError("must be a text or a list of token ids below 2**31")
     return value
 
 
 def _chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not messages or not all(is_text(message.get("content")) for message in messages):
-        raise ValueError("has to be a list of messages of text, and not empty")
+        raise ValueError("must be a list of messages of text, and not empty")
     return messages
 
 

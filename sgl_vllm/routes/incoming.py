@@ -1,8 +1,8 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
 Owns six rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
-The tenant decides the `cache_salt` (`tenants.py`). Segments that a chat marks are moved to where
-they are in its prompt. The reported number of cached tokens is rounded where it could reveal
+The tenant decides the `cache_salt` (`tenants.py`). Segments that a chat marks are moved to their
+place in its prompt. The reported number of cached tokens is rounded where it could reveal
 another client's prompt. Forced tokens are counted in `usage` (`forced_usage.py`).
 
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could

@@ -1,9 +1,9 @@
 """Labels of several tokens for vLLM's `POST /generative_scoring`.
 
-vLLM's own labels are single tokens, `label_token_ids`. With an empty list there, the field `labels`
-has texts or lists of token ids instead. An item's `score` is the first label's probability after
-query and item: among the labels, or in the whole vocabulary without `apply_softmax`. `label_scores`
-has those of all labels.
+vLLM's own labels are single tokens, `label_token_ids`. If that list is empty, the field `labels`
+may have texts or lists of token ids. An item's `score` is the first label's probability after query
+and item: among the labels, or in the whole vocabulary without `apply_softmax`. `label_scores` has
+the probabilities of all labels.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LABELS = TypeAdapter(
 )
 
 _WHAT_LABELS_ARE = (
-    "labels must be a list of texts or of lists of token ids, none of them empty, beside an empty "
-    f"label_token_ids; at most {scoring.MAX_CONTINUATIONS:,} labels"
+    f"labels must be a list of at most {scoring.MAX_CONTINUATIONS:,} texts or lists of token ids, "
+    "none of them empty, and label_token_ids must be empty"
 )
 
 

@@ -56,7 +56,7 @@ class MatchBody(Prefix):
         elif not all(candidates):
             raise ValueError("no candidate can be empty without a prompt or messages")
         if len(kinds) > 1:
-            raise ValueError("prompt and candidates have to be texts, or all of them token ids")
+            raise ValueError("prompt and candidates must all be texts, or all token ids")
         num_shared = len(prompt or ()) if messages is None else len(json.dumps(messages))
         size = num_shared * len(candidates) + sum(map(len, candidates))
         limit, unit = (MAX_TOKENS, "tokens") if kinds == {list} else (MAX_CHARS, "characters")

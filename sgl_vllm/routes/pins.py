@@ -88,7 +88,7 @@ async def unpin(body: UnpinBody, request: Request) -> dict[str, bool]:
     num_parts = len(engine_ranks(client))
     max_length = num_parts * (MAX_PIN_ID_LENGTH + len(ID_SEPARATOR))
     if len(pin_id) > max_length or pin_id.count(ID_SEPARATOR) >= num_parts:
-        raise HTTPException(400, "pin_id has to be one that /v1/sgl/pin answered")
+        raise HTTPException(400, "pin_id must be one that /v1/sgl/pin answered")
     if not await _unpin(client, pin_id.split(ID_SEPARATOR)):
         raise HTTPException(404, f"there is no pin {quoted(pin_id)}")
     return {"unpinned": True}

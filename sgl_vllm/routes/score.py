@@ -60,7 +60,7 @@ NO_MEDIA = (
 
 def _prompt(value: object) -> Any:
     if not isinstance(value, dict):
-        raise ValueError('has to be an object with a "prompt" (a text) or "messages"')
+        raise ValueError('must be an object with a "prompt" (a text) or "messages"')
     return value
 
 
@@ -162,8 +162,8 @@ def _text(message: Json) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """The model behind vLLM's serving objects, for one request; `scoring.Model`. Of `asked` it
-    reads the model's name, the salt, and the ids of the request and the program."""
+    """A `scoring.Model` for one request, behind vLLM's serving objects. It reads the model's name,
+    the salt, and the ids of the request and the program from `asked`."""
 
     request: Request
     asked: ScoreBody

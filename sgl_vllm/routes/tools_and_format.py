@@ -1,7 +1,7 @@
 """Tools and a JSON `response_format` in one grammar: an answer is calls of tools, or a document.
 
-Owns which requests get it, and as which of the two an answer is read: its first character tells.
-What calls look like, and how they are parsed, is vLLM's.
+Owns which requests get this grammar, and whether an answer is read as calls or as a document: its
+first character decides. vLLM owns the notation of calls and their parsing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CallsOrDocument(StructuredOutputsParams):
 
 
 _options = Options()
-"""Those of this process's server."""
+"""The options of this process's server."""
 
 _are_documents: WeakKeyDictionary[DelegatingParser, bool | None] = WeakKeyDictionary()
 """Whether the stream that a parser reads is a document, once it has begun."""
@@ -41,7 +41,7 @@ _are_documents: WeakKeyDictionary[DelegatingParser, bool | None] = WeakKeyDictio
 
 def combine_tools_and_formats(options: Options) -> None:
     """From now on, serve requests that ask for it with one grammar. With `tools_and_format`, all
-    ask for it that do not say otherwise. Idempotent."""
+    requests ask for it unless they opt out. Idempotent."""
     global _options
     _options = options
     wrap(DelegatingParser, "_apply_structural_tag")(_apply_structural_tag)
@@ -84,7 +84,7 @@ def _calls(tools: ToolParser, request: ChatCompletionRequest) -> Any:
         if (start := beginning(form).lstrip()[:1]) and start not in _JSON_STARTS:
             return form
     raise VLLMValidationError(
-        f"{type(tools).__name__} has no grammar of its calls, or they begin like JSON, so tools "
+        f"{type(tools).__name__} has no grammar for its calls, or they begin like JSON, so tools "
         f"and response_format cannot be combined: send one of them, {_ALONE}"
     )
 

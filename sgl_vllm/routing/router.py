@@ -46,7 +46,7 @@ EVENT_DELAY_S = 60.0
 
 
 class _Group(NamedTuple):
-    """Of a tenant, both as hashes."""
+    """A group of a tenant, both as hashes."""
 
     tenant: int
     name: int

@@ -308,7 +308,7 @@ def test_what_makes_no_sense_is_one_line_and_status_2(
     assert server.requests == []
 
 
-MAIN_PART = '. Put what runs the program under `if __name__ == "__main__":`'
+MAIN_PART = '. Put the code that runs the program under `if __name__ == "__main__":`'
 
 
 @pytest.mark.parametrize(

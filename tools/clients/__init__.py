@@ -1,1 +1,1 @@
-"""Clients that others wrote: their environments, the programs of docs/clients.md, and its table."""
+"""Third-party clients: their environments, the programs of docs/clients.md, and its table."""

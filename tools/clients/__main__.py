@@ -2,8 +2,8 @@
 
     python -m tools.clients            # writes the table: `make clients` runs the clients first
 
-tests/server/test_clients.py runs each client against stock vLLM and the plugin, and keeps what both
-servers counted.
+tests/server/test_clients.py runs each client against stock vLLM and the plugin, and saves the
+counts of both servers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def lines() -> Iterator[str]:
         yield f"| {' | '.join(f'{cell:,}' if isinstance(cell, int) else cell for cell in cells)} |"
 
 
-SECTION = GeneratedSection(ROOT / "docs" / "clients.md", "make clients", "a run of them", lines)
+SECTION = GeneratedSection(ROOT / "docs" / "clients.md", "make clients", "client runs", lines)
 
 if __name__ == "__main__":
     sys.exit(SECTION.main())

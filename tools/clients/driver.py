@@ -1,8 +1,8 @@
 """Runs programs of docs/clients.md in an environment of clients, one after the other.
 
-A line of JSON on the standard input names a client, a server's URL and its key. The line that is
-the answer has what the page's program printed, and what the client answered in `uses`, or the
-error. Clients' own output goes to the standard error.
+Each line of JSON on standard input names a client, a server's URL and its key. The answer is a line
+of JSON with the output of the page's program and the client's answers in `uses`, or the error.
+Clients' own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def section_of(client: str) -> str:
 
 
 def answers_of(client: str, url: str, key: str, use: str | None = None) -> dict[str, Any]:
-    """What the client prints and answers, in a folder of its own."""
+    """The output and the answers of the client, run in a folder of its own."""
     namespace: dict[str, Any] = {"__name__": "page"}
     uses = getattr(client_uses, use or re.sub("[- ]", "_", client))
     section = section_of(client)

@@ -1,6 +1,6 @@
-"""The environments of clients: which client runs in which, and its installation, once, in `.venv`.
+"""The environments of clients: which client runs in which. Each is installed once, in `.venv`.
 
-An environment that has the packages of its file in `constraints/clients/` is used as it is.
+An environment with the packages of its file in `constraints/clients/` is reused.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Driver:
         )
 
     def run(self, client: str, url: str, key: str, use: str | None = None) -> dict[str, Any]:
-        """What the client printed and answered. AssertionError with its traceback if it failed."""
+        """The client's output and answers. AssertionError with its traceback if it failed."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         message = {"client": client, "url": url, "key": key, "use": use}

@@ -43,7 +43,7 @@ def compiled_schema(schema: Schema, whitespace: str) -> CompiledFormat:
     Cost: some tens of microseconds per subschema. The automaton costs what is visited of it.
 
     Args:
-        whitespace: one of `WHITESPACES`. Any is vLLM's default.
+        whitespace: one of `WHITESPACES`; `ANY` is vLLM's default.
 
     Raises:
         UnsupportedSchemaError: the schema is not compiled here; ask another backend.

@@ -24,8 +24,8 @@ class Context:
     Attributes:
         algebra, workspace: the sets of nodes, and the budgets.
         value: compiles a node; None if nothing is valid against it.
-        blank: any whitespace between tokens, if there may be any.
-        opens_object, opens_array, ends, comma: with the places of a style, if there is one.
+        blank: any whitespace between tokens; empty if there is a style.
+        opens_object, opens_array, ends, comma: with the style's places, if there is a style.
         colon: the separator of a name and a value, with whitespace around it.
     """
 

@@ -51,7 +51,7 @@ class Dialect:
     Attributes:
         by_spec: whether a schema means what the specification says, or what xgrammar makes of it.
         any_whitespace: whether whitespace may stand between tokens, as vLLM's option says.
-        whitespace: one of `WHITESPACES`, instead of what that option says; empty for none of them.
+        whitespace: one of `WHITESPACES`, which overrides that option; empty to follow it.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
         prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
         parsed: the grammar that xgrammar makes of a format, given the call that compiles it; None
@@ -66,7 +66,7 @@ class Dialect:
     whitespace: str = ""
 
     def of(self, whitespace: str) -> Dialect:
-        """The dialect of a request that names its whitespace, or does not."""
+        """The dialect of a request with this whitespace; the same one if it is empty."""
         return replace(self, any_whitespace=True, whitespace=whitespace) if whitespace else self
 
 
@@ -95,12 +95,12 @@ class Format:
 
 
 def with_whitespace(spec: str, whitespace: str) -> str:
-    """A specification with the whitespace of its request. No client's begins like this."""
+    """A specification with the whitespace of its request. No client sends one that begins so."""
     return f"\0{whitespace}\0{spec}" if whitespace else spec
 
 
 def without_whitespace(spec: str) -> tuple[str, str]:
-    """The two again. The first is empty if the request names none."""
+    """The whitespace and the specification; the whitespace is empty if the request has none."""
     if not spec.startswith("\0"):
         return "", spec
     whitespace, _, rest = spec[1:].partition("\0")

@@ -73,7 +73,7 @@ def install_backend(engine: EngineView, manager: StructuredOutputManager) -> Sgl
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Makes vLLM log a refused format without a traceback: only its sender is at fault."""
+    """Makes vLLM log a refused format without a traceback: the request is at fault, not vLLM."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, ValueError):
         record.msg, record.args = f"{record.getMessage()}: {quoted(str(error))}", ()
@@ -82,7 +82,7 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 
 
 def _name_whitespace(request: Request, default: str) -> None:
-    """Put the whitespace of a request that has its own into the key of its format."""
+    """Put the whitespace of a request, or the server's default, into the key of its format."""
     structured, params = request.structured_output_request, request.sampling_params
     if structured is None or params is None or params.structured_outputs is None:
         return

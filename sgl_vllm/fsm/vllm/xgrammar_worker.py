@@ -87,12 +87,12 @@ def _is_understood() -> bool:
 
 
 def _sections(grammar: xgrammar.Grammar) -> list[NDArray[np.int32]]:
-    """What `ParsedGrammar.of` reads. ValueError for limits of a rule, such as `[max_tokens=3]`."""
+    """What `ParsedGrammar.of` reads. ValueError for limits on a rule, such as `[max_tokens=3]`."""
     parsed = json.loads(grammar.serialize_json())
     for _name, _body, _lookahead, _is_exact, *attributes in parsed["rules"]:
-        # Not a capture's name or a temperature, which do not change what is allowed.
+        # A capture's name or a temperature is no limit: neither changes the allowed text.
         if any(isinstance(one, int) and one is not False and one != -1 for one in attributes):
-            raise ValueError("the arrays have no limits of rules")
+            raise ValueError("the arrays cannot express limits on rules")
     data = np.array(parsed["grammar_expr_data"], np.int32)
     begins = np.array([*parsed["grammar_expr_indptr"], len(data)], np.int32)
     bodies = np.array([rule[1] for rule in parsed["rules"]], np.int32)

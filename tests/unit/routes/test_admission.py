@@ -159,7 +159,7 @@ def test_scores_cannot_be_combined_with_echo(value: Any, logprobs: int | None) -
 @pytest.mark.parametrize(
     ("extra_args", "message"),
     [
-        ({"sgl_reuse": "aproximate", "sgl_segments": [0, 4]}, 'has to be "approximate"'),
+        ({"sgl_reuse": "aproximate", "sgl_segments": [0, 4]}, 'must be "approximate"'),
         ({"sgl_reuse": "approximate"}, "needs sgl_segments"),
         ({"sgl_reuse": "approximate", "sgl_segments": [4, 0]}, "has to go up"),
     ],

@@ -109,7 +109,7 @@ def user(content: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ([], "the body has to be a JSON object"),
+        ([], "the body must be a JSON object"),
         ({}, "give either a prompt or messages"),
         ({"prompt": "a", "messages": [user("a")]}, "give either a prompt"),
         *(({"prompt": prompt}, PROMPT) for prompt in ("", [], [1, "a"], [True], [-1], 5, HALF)),

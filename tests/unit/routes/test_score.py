@@ -36,11 +36,11 @@ def refusal(body: Any) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ([], "the body has to be a JSON object"),
+        ([], "the body must be a JSON object"),
         ({}, "prompt: Field required"),
-        ({"prompt": "a", "continuations": ["ab"]}, "prompt: has to be an object with"),
+        ({"prompt": "a", "continuations": ["ab"]}, "prompt: must be an object with"),
         ({"prompt": A}, "continuations: Field required"),
-        ({"prompt": A, "continuations": [AB, "ab"]}, "continuations.1: has to be an object"),
+        ({"prompt": A, "continuations": [AB, "ab"]}, "continuations.1: must be an object"),
         ({"prompt": A, "continuations": [AB] * 1025}, "at most 1024 items"),
         *(
             (

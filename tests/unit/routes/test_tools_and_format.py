@@ -141,7 +141,7 @@ def test_other_requests_are_as_in_stock(body: dict[str, Any], ours: SglBackend) 
 @pytest.mark.parametrize(
     ("name", "body", "said"),
     [
-        ("pythonic", {}, "PythonicToolParser has no grammar of its calls, or they begin like JSON"),
+        ("pythonic", {}, "PythonicToolParser has no grammar for its calls, or they begin like"),
         ("hermes", REGEX, "of type json_object or json_schema"),
         ("hermes", LISTS, "not with uniqueItems"),
     ],
