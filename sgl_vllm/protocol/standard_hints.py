@@ -47,7 +47,7 @@ def with_standard_hints(
 def agent_priority(request: object) -> int:
     """vLLM's `priority` for the one in Dynamo's `nvext.agent_hints`, where more is more urgent."""
     sent = field(field(field(request, "nvext"), "agent_hints"), "priority")
-    return -sent if isinstance(sent, int) and abs(sent) < 1 << 31 else 0
+    return -sent if type(sent) is int and abs(sent) < 1 << 31 else 0
 
 
 def field(of: object, name: str) -> Any:
@@ -105,4 +105,7 @@ def _num_chars(part: object) -> int:
         if isinstance(text, str):
             return len(text)
     schema = field(part, "input_schema") or field(field(part, "function"), "parameters")
-    return len(json.dumps(schema)) if isinstance(schema, Mapping) else 0
+    try:
+        return len(json.dumps(schema)) if isinstance(schema, Mapping) else 0
+    except RecursionError:
+        return 0

@@ -11,6 +11,7 @@ lose the same blocks as without marks. A tenant without unmarked leaves loses ma
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -66,8 +67,13 @@ class KeptPrefixes:
         self._evicted: tuple[Node, int] | None = None  # leaf evicted last, and its blocks before
 
     def mark(self, path: Sequence[Node], until_s: float) -> None:
-        """Mark the nodes of `path`, which begins below the root, until then on the tree's clock."""
+        """Mark the first nodes of `path`, which begins below the root, until then on the tree's
+        clock. Nodes beyond `max_blocks` of the path are not marked."""
         root = _root_of(path[0])
+        ends = itertools.accumulate(len(node.block_ids) for node in path)
+        path = [node for node, end in zip(path, ends, strict=True) if end <= self.max_blocks]
+        if not path:
+            return
         tenant = self._tenants.get(root)
         if tenant is None:
             tenant = self._tenants[root] = _Tenant(LeafQueue(self._key, self._is_candidate))

@@ -56,8 +56,11 @@ def accept_labels(serving: ServingGenerativeScoring) -> None:
             checked = _LABELS.validate_python(labels)
         except ValidationError:
             raise HTTPException(400, _WHAT_LABELS_ARE) from None
-        if request.label_token_ids or not request.items:
-            raise HTTPException(400, _WHAT_LABELS_ARE if request.items else "items is empty")
+        if request.label_token_ids:
+            raise HTTPException(400, _WHAT_LABELS_ARE)
+        if not 0 < len(request.items) * len(checked) <= scoring.MAX_CONTINUATIONS:
+            limit = f"at least 1 and, times labels, at most {scoring.MAX_CONTINUATIONS:,}"
+            raise HTTPException(400, f"the number of items must be {limit}")
         return await _scored(serving, request, raw_request, checked)
 
 
@@ -74,9 +77,10 @@ async def _scored(
         tokenizer.encode(label, add_special_tokens=False) if isinstance(label, str) else label
         for label in labels
     ]
-    inputs, _ = await serving._build_prompts(
-        request, tokenizer, serving.model_config.max_model_len - max(map(len, endings))
-    )
+    room = serving.model_config.max_model_len - max(map(len, endings))
+    if room < 2:
+        raise HTTPException(400, "a label is longer than the model's context")
+    inputs, _ = await serving._build_prompts(request, tokenizer, room)
     salt = getattr(request, "cache_salt", None)  # from vLLM 0.32 on
     served = Served(raw_request, ScoreBody.model_construct(model=request.model, cache_salt=salt))
     prompts = [one["prompt_token_ids"] for one in inputs]
@@ -105,8 +109,10 @@ async def _scored(
 def _result(index: int, answer: scoring.Scored[Any], is_softmax: bool) -> Any:
     logprobs = [math.fsum(choice.logprobs) for choice in answer.choices]
     largest = max(logprobs) if is_softmax else 0.0
+    if largest == -math.inf:  # no label is possible at all
+        largest = 0.0
     scores = [math.exp(logprob - largest) for logprob in logprobs]
-    total = math.fsum(scores) if is_softmax else 1.0
+    total = (math.fsum(scores) if is_softmax else 0.0) or 1.0
     scores = [score / total for score in scores]
     return GenerativeScoringItemResult.model_validate(
         {"index": index, "score": scores[0], "label_scores": scores}

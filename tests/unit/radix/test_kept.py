@@ -124,3 +124,11 @@ def test_whatever_is_marked_the_tree_stays_consistent_and_everything_can_go(
         assert len(tree.kept._tenants) <= len(tree.roots)
     tree.evict(1000)
     assert not tree.num_blocks and not tree.kept._tenants
+
+
+def test_a_mark_beyond_the_share_costs_no_other_mark() -> None:
+    tree, _ = tree_of("abcd", "efghijkl", "mnop", max_blocks=2)
+    keep(tree, "abcd")
+    keep(tree, "efghijkl")
+    tree.evict(2)
+    assert left(tree, "abcd", "efghijkl", "mnop") == [4, 4, 4]
