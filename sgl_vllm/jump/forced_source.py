@@ -67,9 +67,11 @@ class ForcedSource:
     def take_opening(self, request: Request) -> list[int]:
         """`take` for text that is sent together with the first sampled token. Empty if a stream
         shows that token and it may end the text: a shown end gets its own chunk."""
-        forced = self.take(request)
-        grammar, params = live_grammar(self._manager, request), request.sampling_params
-        if not forced or grammar is None or params is None or not shows_end(params):
+        forced, params = self.take(request), request.sampling_params
+        if not forced or params is None or not shows_end(params):
+            return forced
+        grammar = live_grammar(self._manager, request)
+        if grammar is None:
             return forced
         if not self._ask(request, lambda _: may_end(grammar, params.all_stop_token_ids)):
             return forced

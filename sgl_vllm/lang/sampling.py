@@ -160,7 +160,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("top_p", "min_p"), (0, 1)),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (-2, 2)),
 }
-"""The least and the greatest value of an option."""
+"""The lower and the upper bound of each option."""
 
 _READERS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_BOUNDS, _as_number),

@@ -55,7 +55,7 @@ NEAR_TOKENS = 8
 """A prompt may differ this far before an answer: some templates open the reasoning there."""
 
 MAX_DROPPED = 8
-"""How many ends of dropped answers a conversation remembers at most."""
+"""Limit on the ends of dropped answers that a conversation remembers."""
 
 MAX_PAUSE_S = 3600.0
 """A context that has paused for longer no longer counts among those of `paused`."""

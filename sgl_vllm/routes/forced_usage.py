@@ -31,7 +31,7 @@ _tallies: WeakKeyDictionary[RequestState, Tally] = WeakKeyDictionary()
 
 
 def begin_answer() -> None:
-    """What the current task generates from now on belongs to another answer."""
+    """Start a new tally: later output of the current task belongs to another answer."""
     _tally.set({})
 
 

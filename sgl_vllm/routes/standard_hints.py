@@ -31,7 +31,7 @@ Create = Callable[..., Awaitable[Any]]
 
 
 def read_standard_hints(state: State) -> None:
-    """Put the standard hints of each request where ours would be, from now on."""
+    """From now on, add the standard hints of each request to its `vllm_xargs`."""
     _read_in(
         getattr(state, "openai_serving_chat", None),
         getattr(state, "openai_serving_completion", None),

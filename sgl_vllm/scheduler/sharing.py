@@ -142,18 +142,24 @@ class PrefillSharing:
         return leader.request_id == last.request_id
 
     def _waits_for_logprobs(self, request: Request, top_k: int) -> bool:
-        """Whether another request computes log-probabilities that `request` could read then."""
-        record, tree = self._radix.pool.records.of(request), self._radix.pool.tree
+        """Whether another request computes log-probabilities that `request` could then read. Looks
+        `request` up only if one computes any."""
+        others = [
+            other
+            for other, wanted in self._radix.wanted_rows.items()
+            if other.status == RequestStatus.RUNNING
+            and not other.num_output_tokens
+            and wanted.top_k >= top_k
+        ]
+        record = self._radix.pool.records.of(request) if others else None
         if record is None:
             return False
+        tree = self._radix.pool.tree
         match = tree.match_prefix(record.namespace, record.tokens)
         num_known = num_tokens_in(tree.logprobs.find(match, top_k))
         num_waiting = self._waiting.num_with_same_next_tokens(request)
         prefix = record.tokens[: (num_known + 1) * TOKEN_BYTES]
-        for other, of_other in self._radix.wanted_rows.items():
-            computes_them = other.status == RequestStatus.RUNNING and not other.num_output_tokens
-            if not computes_them or of_other.top_k < top_k:
-                continue
+        for other in others:
             if self.num_comparisons >= MAX_COMPARISONS:
                 return False
             other_record = self._record_with(prefix, record.namespace, other)

@@ -310,7 +310,7 @@ MAY_END = {
 
 @pytest.mark.parametrize("structured", MAY_END.values(), ids=MAY_END)
 def test_a_stream_that_shows_its_end_sends_it_in_its_own_chunk(client, structured):
-    """guidance takes each token of a chunk of several as text."""
+    """If a chunk has several tokens, guidance treats each of them as text."""
     request = {"model": "demo", "messages": ASK, "temperature": 0, "logprobs": True}
     extra = {"structured_outputs": structured}
     chunks = [*client.chat.completions.create(**request, stream=True, extra_body=extra)]
