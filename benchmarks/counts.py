@@ -49,7 +49,9 @@ COUNTS = (
     "forced_tokens",
 )
 
-BY_CHANCE = {(name, "forward_passes") for name in ("hellaswag", "image_qa", "video_qa")}
+BY_CHANCE = {
+    (name, "forward_passes") for name in ("hellaswag", "hellaswag_best", "image_qa", "video_qa")
+}
 """Not compared: choices of several tokens, or after an image, are several requests at once, and
 whether they meet in one pass is chance. What they compute is exact all the same."""
 

@@ -195,6 +195,46 @@ class TimedVLLM(sgl.VLLM):
         return ids
 
 
+class ByNextTokens(TimedVLLM):
+    """Scores choices through stock's prefix cache: every token of a choice is the next token of a
+    prompt of its own, and the prompts of one choice are one request."""
+
+    @override
+    async def compute(
+        self,
+        prompts: Sequence[Prompt] | Sequence[list[int]],
+        endings: Sequence[list[int]] = (),
+        asked: Mapping[str, Any] | None = None,
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        if not endings:
+            return await super().compute(prompts, endings)
+        scored = [
+            self._next_tokens(ids, ending)
+            for ids, ending in zip(prompts, endings, strict=True)
+            if isinstance(ids, list)
+        ]
+        rows, costs = zip(*await asyncio.gather(*scored), strict=True)
+        return list(rows), sum(costs, Usage())
+
+    async def _next_tokens(
+        self, ids: list[int], ending: list[int]
+    ) -> tuple[tuple[float, ...], Usage]:
+        different = list(dict.fromkeys(ending))
+        body = {
+            "model": await self.model_name(),
+            "prompt": [ids[:end] for end in range(len(ids) - len(ending), len(ids))],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": len(different),
+            "logprob_token_ids": different,
+            "return_tokens_as_token_ids": True,
+        }
+        answer = await self.post(body)
+        found = (choice["logprobs"]["top_logprobs"][0] for choice in answer["choices"])
+        row = tuple(one[f"token_id:{token}"] for one, token in zip(found, ending, strict=True))
+        return row, self._usage(answer)
+
+
 class _BusyTime:
     """For how long at least one of the blocks under it was being carried out, in `total_s`."""
 
@@ -334,6 +374,7 @@ def run_programs(
     fields: Callable[[Item], Mapping[str, Any]] | None = None,
     score: Callable[[Item, sgl.ProgramState], float] | None = None,
     pauses: bool = False,
+    backend_class: type[TimedVLLM] = TimedVLLM,
 ) -> Run:
     """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
 
@@ -342,7 +383,7 @@ def run_programs(
     its final state, after the time was taken. The first error ends it and is raised; what is still
     under way is left to fail with the server.
     """
-    backend = TimedVLLM(url)
+    backend = backend_class(url)
     stopped = threading.Event()
 
     def run(item: Item) -> tuple[str, float, float | None]:

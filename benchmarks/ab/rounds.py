@@ -16,7 +16,13 @@ from rich.progress import Progress
 
 import sgl_vllm as sgl
 from benchmarks.ab import result, servers
-from benchmarks.ab.client import Run, run_programs, unique_prompt_tokens
+from benchmarks.ab.client import (
+    ByNextTokens,
+    Run,
+    TimedVLLM,
+    run_programs,
+    unique_prompt_tokens,
+)
 from benchmarks.ab.plan import Plan
 from benchmarks.ab.result import Ablation, Comparison, Limits, Round
 from benchmarks.ab.servers import Arm, Pool
@@ -111,6 +117,7 @@ def take_turn(
         fields=plan.workload.request_fields,
         score=plan.workload.score,
         pauses=plan.workload.pauses,
+        backend_class=_backend_class(plan, variant),
     )
     cpu_after_s = servers.cpu_s(url)
     server_cpu_s = None
@@ -129,6 +136,11 @@ def _undecided_tokens(rounds: Sequence[Round]) -> int:
 def _program(plan: Plan, variant: Variant) -> sgl.Program:
     on_stock = plan.workload.stock_program if variant.arm == "stock" else None
     return on_stock or plan.workload.program
+
+
+def _backend_class(plan: Plan, variant: Variant) -> type[TimedVLLM]:
+    on_stock = variant.arm == "stock"
+    return ByNextTokens if on_stock and plan.workload.stock_by_next_tokens else TimedVLLM
 
 
 def _machine() -> dict[str, Any]:

@@ -41,6 +41,7 @@ WORKLOADS: dict[str, Workload] = {
         mmlu.WORKLOAD,
         mmlu.BEST,
         hellaswag.WORKLOAD,
+        hellaswag.BEST,
         gsm8k.FEW_SHOT,
         gsm8k.MULTI_CHAIN,
         rag.WORKLOAD,

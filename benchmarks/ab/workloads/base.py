@@ -117,6 +117,8 @@ class Workload:
         structured: whether a grammar holds the output, so that some of it can be forced.
         stock_program: what is run on stock vLLM instead, where the comparison is with another way
             to the same answers; None if both run the same.
+        stock_by_next_tokens: whether stock scores choices by a request of one token for each of
+            their tokens, which read its prefix cache, and not by prompt log-probabilities.
         request_fields: what each request of a program has besides what the language sends, such as
             `tools`, given its item. Such requests are not streamed.
         pauses: whether the program waits for others than the server, such as tools and people. Its
@@ -139,6 +141,7 @@ class Workload:
     request_fields: Callable[[Item], Mapping[str, Any]] | None = None
     pauses: bool = False
     stock_program: sgl.Program | None = None
+    stock_by_next_tokens: bool = False
     score: Callable[[Item, sgl.ProgramState], float] | None = None
     server_args: Callable[[int], tuple[str, ...]] = usual_server_args
 

@@ -4,6 +4,9 @@ The ending is chosen by `select`, by its mean log-probability per token. Stock v
 log-probabilities of four whole prompts per question, as evaluation harnesses do, and caches none
 of those. That makes a round long there: four times the prefix for every question.
 
+In `hellaswag_best`, stock is asked for every token of every ending as the next token of a prompt of
+its own. Such prompts read the prefix cache, up to its last whole block.
+
 With `--data` the texts are those of ``hellaswag.jsonl``, if the folder has that file, a line each,
 with the data set's own keys: ``{"ctx": str, "endings": [str] * 4, "label": 0 to 3}``; the first
 twenty are the examples, of which as many are taken as fit into `MAX_PREFIX_TOKENS`. Otherwise they
@@ -105,3 +108,4 @@ def _made_up(texts: Texts) -> Beginning:
 
 
 WORKLOAD = Workload.of("hellaswag", ending, items, score=score)
+BEST = Workload.of("hellaswag_best", ending, items, stock_by_next_tokens=True, score=score)
