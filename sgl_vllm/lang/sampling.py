@@ -145,7 +145,7 @@ def _as_number(option: str, number: float | None) -> float | None:
     option = option.replace("_new", "")  # as `gen` and the API call it
     if number is None:
         return None
-    if not isinstance(number, Real):
+    if not isinstance(number, Real) or math.isnan(number):
         raise TypeError(f"{option} must be a number, not {number!r}")
     if not least <= number <= most:
         limit = f"at least {least:g}" if number < least else f"at most {most:g}"

@@ -108,6 +108,7 @@ def test_an_option_that_nothing_resembles_is_refused_as_python_does() -> None:
     [
         ("temperature", -1, "temperature must be at least 0, not -1"),
         ("temperature", "hot", "temperature must be a number, not 'hot'"),
+        ("temperature", float("nan"), "temperature must be a number, not nan"),
         ("top_p", 1.5, "top_p must be at most 1, not 1.5"),
     ],
 )
