@@ -141,7 +141,7 @@ def serving(
     *,
     plugin: bool,
     port: int | None = None,
-    show_text: bool = False,
+    plugin_config: Mapping[str, Any] | None = None,
     extra_args: Sequence[str] = (),
 ) -> Iterator[VllmServer]:
     """A server for the demo model, whose start is shown.
@@ -150,7 +150,7 @@ def serving(
         progress: where to show it.
         plugin: whether the server has the plugin.
         port: a port that is free, by default any.
-        show_text: whether the plugin's pages show the text of prompts.
+        plugin_config: the plugin's options.
         extra_args: further flags of `vllm serve`.
 
     Raises:
@@ -164,7 +164,7 @@ def serving(
             server = VllmServer(
                 MODEL_PATH,
                 plugin=plugin,
-                plugin_config={"tree_text": True} if show_text else None,
+                plugin_config=plugin_config,
                 served_model_name="demo",
                 max_model_len=MAX_MODEL_LEN,
                 extra_args=(*_gpu_arguments(), *extra_args),

@@ -16,14 +16,16 @@ from sgl_vllm.commands.arguments import flag, option
 from sgl_vllm.commands.demo import serving
 from sgl_vllm.commands.terminal import CommandError
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
+from sgl_vllm.vllm_api import versions
 
 POLL_S = 0.5
-FOR_AGENTS = (
-    *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-)
-"""Without compact JSON, the demo model writes line breaks between JSON tokens until it is cut off.
-The others let OpenAI clients leave it to the model whether it calls a tool."""
+OPTIONS = {"tree_text": True, "json_whitespace": "compact"}
+"""The page shows texts. Without compact JSON, the demo model writes line breaks between JSON tokens
+until it is cut off."""
+
+TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+STRICT_TOOLS = ("--tool-strict-level", "parameter")
+"""From vLLM 0.32 on. Without it, the demo model calls tools with invalid arguments."""
 
 DESCRIPTION = """\
 Serves the demo model of the package with the plugin on this machine, on a CPU
@@ -44,7 +46,7 @@ def command(
     with sigterm_as_interrupt():
         try:
             with serving(
-                errors, plugin=True, port=port, show_text=True, extra_args=FOR_AGENTS
+                errors, plugin=True, port=port, plugin_config=OPTIONS, extra_args=_tool_flags()
             ) as server:
                 show(server, console)
                 if not no_browser and has_browser():
@@ -55,6 +57,12 @@ def command(
         except KeyboardInterrupt:
             errors.print("stopped")
     return 0
+
+
+def _tool_flags() -> tuple[str, ...]:
+    vllm = versions.installed_vllm()
+    is_new = vllm is not None and versions.release_of(vllm.version)[:2] >= (0, 32)
+    return (*TOOL_FLAGS, *STRICT_TOOLS) if is_new else TOOL_FLAGS
 
 
 def show(server: VllmServer, console: Console) -> None:

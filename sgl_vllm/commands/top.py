@@ -27,12 +27,12 @@ from sgl_vllm.server_process import totals_of
 
 TIMEOUT_S = 5.0
 
-HIT_RATE = ("hits", "queries")
-"""Of vLLM's counters of the prefix cache, in tokens: what is divided by what."""
+PROMPT_TOKENS, CACHED_TOKENS = "vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total"
+"""vLLM's counters, which count each request once. Their ratio is the hit rate."""
 
 TOTALS = {
-    "prompt tokens": "vllm:prompt_tokens_total",
-    "of them cached": f"vllm:prefix_cache_{HIT_RATE[0]}_total",
+    "prompt tokens": PROMPT_TOKENS,
+    "of them cached": CACHED_TOKENS,
     "output tokens": "vllm:generation_tokens_total",
     "of them forced": "forced_tokens",
 }
@@ -81,6 +81,7 @@ def command(
     api_key: ApiKey = None,
 ) -> int:
     console = Console(highlight=False)
+    console.soft_wrap = not console.is_terminal
     servers = [server_at(url, api_key) for url in urls or (None,)]
     views = watch(servers, interval)
     first = next(views)  # without rates
@@ -196,8 +197,8 @@ def compare(earlier: Sample | None, now: Sample) -> Row:
         return counted[name] / seconds if name in counted and seconds > 0 else None
 
     def hit_rate(tokens: dict[str, float]) -> float | None:
-        hits, queries = (tokens.get(f"vllm:prefix_cache_{name}_total") for name in HIT_RATE)
-        return hits / queries if hits is not None and queries else None
+        cached, prompt = tokens.get(CACHED_TOKENS), tokens.get(PROMPT_TOKENS)
+        return cached / prompt if cached is not None and prompt else None
 
     recomputed = {cause: per_s(cause) for cause in RECOMPUTED}
     return {
@@ -206,7 +207,7 @@ def compare(earlier: Sample | None, now: Sample) -> Row:
         "plugin": now.stats is not None,
         "running": counts.get("vllm:num_requests_running"),
         "waiting": counts.get("vllm:num_requests_waiting"),
-        "prompt_tokens_per_s": per_s("vllm:prompt_tokens_total"),
+        "prompt_tokens_per_s": per_s(PROMPT_TOKENS),
         "output_tokens_per_s": per_s("vllm:generation_tokens_total"),
         "hit_rate": hit_rate(counted),
         "hit_rate_since_start": hit_rate(counts),

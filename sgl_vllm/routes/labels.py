@@ -36,7 +36,7 @@ _LABELS = TypeAdapter(
 
 _WHAT_LABELS_ARE = (
     f"labels must be a list of at most {scoring.MAX_CONTINUATIONS:,} texts or lists of token ids, "
-    "none of them empty, and label_token_ids must be empty"
+    "none of them empty"
 )
 
 
@@ -57,7 +57,7 @@ def accept_labels(serving: ServingGenerativeScoring) -> None:
         except ValidationError:
             raise HTTPException(400, _WHAT_LABELS_ARE) from None
         if request.label_token_ids:
-            raise HTTPException(400, _WHAT_LABELS_ARE)
+            raise HTTPException(400, "label_token_ids must be empty in a request with labels")
         if not 0 < len(request.items) * len(checked) <= scoring.MAX_CONTINUATIONS:
             limit = f"at least 1 and, times labels, at most {scoring.MAX_CONTINUATIONS:,}"
             raise HTTPException(400, f"the number of items must be {limit}")

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.commands.quickstart import FOR_AGENTS
+from sgl_vllm.commands.quickstart import OPTIONS, TOOL_FLAGS
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.server_process import VllmServer
 
@@ -63,8 +63,9 @@ def flush(http: httpx.Client) -> None:
 
 @pytest.fixture(scope="session")
 def compact_server() -> Iterator[VllmServer]:
-    """One with the flags of `sgl-vllm quickstart`: JSON has no whitespace between tokens."""
-    with serve(plugin=True, extra_args=["--api-key", API_KEY, *FOR_AGENTS]) as running:
+    """One with the options of `sgl-vllm quickstart`: JSON has no whitespace between tokens."""
+    flags = ["--api-key", API_KEY, *TOOL_FLAGS]
+    with serve(plugin=True, plugin_config=OPTIONS, extra_args=flags) as running:
         yield running
 
 

@@ -20,15 +20,15 @@ RESULTS = ROOT / "docs" / "clients.json"
 HEADER = (
     "client",
     "version",
-    "run here",
+    "features",
     "flags",
     "prompt tokens",
-    "computed: stock",
-    "plugin",
+    "computed, stock",
+    "computed, plugin",
     "output tokens",
     "forced",
-    "steps: stock",
-    "plugin",
+    "steps, stock",
+    "steps, plugin",
 )
 
 

@@ -20,10 +20,8 @@ vllm:num_requests_waiting{{engine="0"}} 2.0
 vllm:generation_tokens_total{{engine="0"}} {output}
 # TYPE vllm:prompt_tokens counter
 vllm:prompt_tokens_total{{engine="0"}} {prompt}
-# TYPE vllm:prefix_cache_queries counter
-vllm:prefix_cache_queries_total{{engine="0"}} {prompt}
-# TYPE vllm:prefix_cache_hits counter
-vllm:prefix_cache_hits_total{{engine="0"}} {hits}
+# TYPE vllm:prompt_tokens_cached counter
+vllm:prompt_tokens_cached_total{{engine="0"}} {hits}
 """
 STATS = {
     "parts": {"radix": "on", "jump_forward": "by option"},
