@@ -24,7 +24,7 @@ from benchmarks.ab.client import (
     unique_prompt_tokens,
 )
 from benchmarks.ab.plan import Plan
-from benchmarks.ab.result import Ablation, Comparison, Limits, Round
+from benchmarks.ab.result import Comparison, Limits, Round
 from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.command import show_wait, versions
@@ -72,16 +72,8 @@ def compare(
     compute_bound = result.is_compute_bound(sequences, on_cpu=servers.on_cpu())
     started_here = urls is None
     return Comparison(
-        workload=plan.workload.name,
-        gain=plan.workload.gain,
-        model=plan.model,
-        requests=len(plan.items),
-        stock=tuple(rounds[STOCK.name]),
-        sgl=tuple(rounds["sgl"]),
-        ablations=tuple(
-            Ablation(variant.name, variant.title, tuple(rounds[variant.name]))
-            for variant in plan.variants[2:]
-        ),
+        plan,
+        rounds,
         limits=Limits(
             unique_prompt_tokens=unique,
             prompt_tokens=stock.prompt_tokens,
@@ -91,10 +83,7 @@ def compare(
             compute_bound=compute_bound if started_here else None,
         ),
         parts=parts,
-        server_args=plan.settings.args,
         started_here=started_here,
-        structured=plan.workload.structured,
-        arguments=plan.arguments,
         versions=versions("torch", "openai"),
         machine=_machine(),
         date=datetime.date.today().isoformat(),
