@@ -22,10 +22,10 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
@@ -294,20 +294,12 @@ def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
             for index, item in enumerate(progress.track(todo, description=name)):
                 turn = index % len(WAYS)  # another way is the first in each round
                 for way in (*[*WAYS][turn:], *[*WAYS][:turn]):
-                    with _prefill_during_tools(WAYS[way].prefills):
+                    with patch.object(
+                        sgl.global_config, "enable_prefill_during_tools", WAYS[way].prefills
+                    ):
                         arms[way].run(backend, item)
             results.append(measured(name, arms))
     return results
-
-
-@contextmanager
-def _prefill_during_tools(is_on: bool) -> Iterator[None]:
-    before = sgl.global_config.enable_prefill_during_tools
-    sgl.global_config.enable_prefill_during_tools = is_on
-    try:
-        yield
-    finally:
-        sgl.global_config.enable_prefill_during_tools = before
 
 
 if __name__ == "__main__":

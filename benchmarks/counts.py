@@ -130,12 +130,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
     vllm = versions.installed_vllm()
     version = vllm.version if vllm else None
-    write_json(arguments.json, _document(version, now))
+    write_json(arguments.json, {"vllm": version, "counts": now})
     recorded = json.loads(FILE.read_text()) if FILE.exists() else {"vllm": version, "counts": {}}
     if arguments.update:
         all_of_them = {**recorded["counts"], **now}
         counts = {name: all_of_them[name] for name in WORKLOADS if name in all_of_them}
-        write_json(FILE, _document(version, counts))
+        write_json(FILE, {"vllm": version, "counts": counts})
         console.print(f"{len(now)} workloads written to {FILE}")
         return 0
     return _tell(recorded, version, now, console)
@@ -165,10 +165,6 @@ def _shared_args() -> tuple[str, ...]:
     sharing = filter(_shares_server, WORKLOADS.values())
     different = dict.fromkeys(one.server_args(block_size_tokens) for one in sharing)
     return (*chain.from_iterable(different), *usual_server_args(block_size_tokens))
-
-
-def _document(version: str | None, counts: Mapping[str, Counts]) -> dict[str, object]:
-    return {"vllm": version, "counts": counts}
 
 
 def _tell(

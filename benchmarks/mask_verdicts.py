@@ -64,10 +64,6 @@ class Verdict:
     compiled_to: str | None = None
 
     @property
-    def right(self) -> bool:
-        return self.kind == "right"
-
-    @property
     def kind(self) -> str:
         """In a word or two; with several things wrong, the first of them."""
         wrong = next((name for name in WAYS_TO_FAIL if getattr(self, name)), "right")

@@ -69,7 +69,6 @@ def write_folder(folder: Path, network: Network, tokenizer: Tokenizer) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--minutes",
         type=float,
@@ -84,7 +83,7 @@ def main() -> None:
     if not arguments.examine:
         steps = round(arguments.minutes * STEPS_PER_MINUTE)
         started = time.perf_counter()
-        loss = build(folder, steps=steps, seed=arguments.seed, num_workers=arguments.workers)
+        loss = build(folder, steps=steps, seed=0, num_workers=arguments.workers)
         minutes = (time.perf_counter() - started) / 60
         print(f"{folder}: {steps} steps in {minutes:.1f} minutes, final loss {loss:.3f}")
     for score in examine(folder):
