@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, ItemsView, Iterator
+from collections.abc import Hashable, ItemsView
 from typing import Generic, Protocol, TypeVar
 
 
@@ -29,14 +29,8 @@ class LruPerTenant(Generic[Key, Value]):
         self._entries: OrderedDict[Key, Value] = OrderedDict()
         self._num_of_tenant: Counter[Hashable] = Counter()
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._entries
-
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._entries)
 
     def items(self) -> ItemsView[Key, Value]:
         return self._entries.items()
