@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, ItemsView
+from collections.abc import Hashable, ItemsView, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -31,6 +31,9 @@ class LruPerTenant(Generic[Key, Value]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._entries)
 
     def items(self) -> ItemsView[Key, Value]:
         return self._entries.items()

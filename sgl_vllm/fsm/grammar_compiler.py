@@ -282,8 +282,8 @@ class _Compiler:
             self._grammar.text(word): rule
             for word, rule in zip(pairs[::2], pairs[1::2], strict=True)
         }
-        words = {*self._excluded(numbers)}  # a text without the shortest of them has none
-        excluded = frozenset(one for one in words if not any(w in one for w in words - {one}))
+        found = {*self._excluded(numbers)}  # a text without the shortest of them has none
+        excluded = frozenset(one for one in found if not any(w in one for w in found - {one}))
         words = {one: rule for one, rule in words.items() if not any(w in one for w in excluded)}
         if not words and not excluded:
             return of_pattern(r"[\s\S]*").expression
