@@ -22,17 +22,17 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Texts, Vocabulary
-from benchmarks.command import parser_of, positive, progress_bars, write_json
+from benchmarks.command import figures_table, parser_of, progress_bars, write_json
 from benchmarks.models import resolve_model
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
@@ -57,6 +57,8 @@ WAYS = {
 }
 SALT = "agent_programs"
 """A server tells hits in whole blocks only, but for requests with a salt."""
+FULL, QUICK = ("shape:33m", 12), ("demo", 2)
+"""A model, and how many runs of each program."""
 TOOL_MS = (50, 500)
 FOUND_TOKENS = (60, 180)
 QUESTION_TOKENS = (20, 60)
@@ -226,9 +228,8 @@ def measured(name: str, arms: Mapping[str, Arm]) -> Result:
 
 
 def table_of(results: list[Result]) -> Table:
-    table = Table(title="programs with tools, one run at a time")
-    for heading in ("program", "", "s", "faster than ordinary", "computed ahead", "wasted"):
-        table.add_column(heading, justify="left" if heading in ("program", "") else "right")
+    headings = ("program", "", "s", "faster than ordinary", "computed ahead", "wasted")
+    table = figures_table(*headings, num_left=2)
     for result in results:
         for way in WAYS:
             ahead, wasted = result.prefilled_tokens[way], result.wasted_tokens[way]
@@ -247,18 +248,11 @@ def table_of(results: list[Result]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0 if it could measure and all texts are the same, otherwise 1."""
     parser = parser_of("agent_programs", __doc__)
-    parser.add_argument("--model", default="shape:33m", help="demo, shape:33m, a folder, ...")
-    parser.add_argument("--rounds", type=positive, default=12, metavar="N", help="runs of each")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--quick", action="store_true", help="the demo model, 2 of each")
     arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.model, arguments.rounds = "demo", 2
-    try:
-        model = resolve_model(arguments.model)
-        texts = Texts(Vocabulary.of(model), arguments.seed)
-    except ValueError as error:
-        parser.error(str(error))
+    name, rounds = QUICK if arguments.quick else FULL
+    model = resolve_model(name)
+    texts = Texts(Vocabulary.of(model), seed=0)
     console = Console(highlight=False)
     try:
         with (
@@ -270,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 extra_args=("--enable-prompt-tokens-details",),  # so that hits are told
             ) as server,
         ):
-            results = compare(Watched(server.url, cache_salt=SALT), texts, arguments.rounds)
+            results = compare(Watched(server.url, cache_salt=SALT), texts, rounds)
     except ServerFailed as error:
         console.print(f"[red]{error}[/]")
         return 1
@@ -300,20 +294,12 @@ def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
             for index, item in enumerate(progress.track(todo, description=name)):
                 turn = index % len(WAYS)  # another way is the first in each round
                 for way in (*[*WAYS][turn:], *[*WAYS][:turn]):
-                    with _prefill_during_tools(WAYS[way].prefills):
+                    with patch.object(
+                        sgl.global_config, "enable_prefill_during_tools", WAYS[way].prefills
+                    ):
                         arms[way].run(backend, item)
             results.append(measured(name, arms))
     return results
-
-
-@contextmanager
-def _prefill_during_tools(is_on: bool) -> Iterator[None]:
-    before = sgl.global_config.enable_prefill_during_tools
-    sgl.global_config.enable_prefill_during_tools = is_on
-    try:
-        yield
-    finally:
-        sgl.global_config.enable_prefill_during_tools = before
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any  # Any: JSON
@@ -21,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 import sgl_vllm as sgl
+from benchmarks.arms import Row, ratio
 from sgl_vllm.vllm_api import versions as vllm_versions
 
 
@@ -62,6 +64,19 @@ def figures_table(*headings: str, num_left: int = 1) -> Table:
     table = Table(header_style="dim", box=None, pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < num_left else "right", no_wrap=True)
+    return table
+
+
+def table_of_arms(rows: Iterable[Row], numbers: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A line for each row that an arm has a number for, with the ratio of two arms."""
+    has_ratio = len(numbers) > 1
+    table = figures_table("", *numbers, *(["ratio"] if has_ratio else []))
+    for name, label, form, better in rows:
+        values: list[Any] = [one.get(name) for one in numbers.values()]
+        cells = ["" if value is None else format(value, form) for value in values]
+        times = ratio(values[0], values[1], better) if has_ratio and None not in values else None
+        if any(cells):
+            table.add_row(label, *cells, "" if times is None else f"{times:.3f}")
     return table
 
 

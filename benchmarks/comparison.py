@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks.arms import ARMS, Row, percentile, ratio
-from benchmarks.command import versions
+from benchmarks.command import table_of_arms, versions
 from benchmarks.cost_model import CostModel
 from benchmarks.engine_settings import SGL, STOCK, EngineSettings
 from benchmarks.traces import Reuse, Trace
@@ -138,12 +140,12 @@ class Comparison:
         }
         return {name: times for name, times in pairs.items() if times is not None}
 
-    def table(self) -> str:
-        """As text, a row for each of `ROWS`."""
+    def show(self, console: Console) -> None:
+        """A heading, and a table with a row for each of `ROWS`."""
         trace, reuse, settings = self.trace, self.reuse, self.settings
         parts = self.results[SGL].parts if SGL in self.results else {}
         share = settings.cache_tokens / reuse.working_set_tokens
-        lines = [
+        lines = (
             f"{trace.name}: {trace.num_calls:,} calls of {len(trace.programs):,} programs, "
             f"{reuse.prompt_tokens:,} prompt tokens, working set {reuse.working_set_tokens:,}",
             f"cache: {settings.cache_tokens:,} tokens in blocks of {settings.block_size} "
@@ -153,21 +155,11 @@ class Comparison:
                 for part in ("radix", "schedule")
                 if parts.get(part, "on") != "on"
             ),
-            "",
-            f"{'':32}" + "".join(f"{arm:>14}" for arm in self.results),
-        ]
-        ratios = self.ratios()
-        if ratios:
-            lines[-1] += f"{'ratio':>9}"
-        numbers = [self.numbers(arm) for arm in self.results]
-        for name, text, form, _ in ROWS:
-            if any(name in one for one in numbers):
-                cells = (format(one[name], form) if name in one else "" for one in numbers)
-                line = f"{text:32}" + "".join(f"{cell:>14}" for cell in cells)
-                lines.append(line + (f"{ratios[name]:9.3f}" if name in ratios else ""))
-        if ratios:
-            lines += ["", "ratio: above 1 is better for the plugin"]
-        return "\n".join(line.rstrip() for line in lines)
+        )
+        console.print(*lines, "", sep="\n")
+        console.print(table_of_arms(ROWS, {arm: self.numbers(arm) for arm in self.results}))
+        if len(self.results) > 1:
+            console.print("\nratio: above 1 is better for the plugin")
 
     def as_document(self, arguments: Mapping[str, Any], cost: CostModel) -> dict[str, Any]:
         """All numbers, and what it takes to get them again."""

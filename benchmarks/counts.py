@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -129,12 +130,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
     vllm = versions.installed_vllm()
     version = vllm.version if vllm else None
-    write_json(arguments.json, _document(version, now))
+    write_json(arguments.json, {"vllm": version, "counts": now})
     recorded = json.loads(FILE.read_text()) if FILE.exists() else {"vllm": version, "counts": {}}
     if arguments.update:
         all_of_them = {**recorded["counts"], **now}
         counts = {name: all_of_them[name] for name in WORKLOADS if name in all_of_them}
-        write_json(FILE, _document(version, counts))
+        write_json(FILE, {"vllm": version, "counts": counts})
         console.print(f"{len(now)} workloads written to {FILE}")
         return 0
     return _tell(recorded, version, now, console)
@@ -158,28 +159,12 @@ def _shares_server(workload: Workload) -> bool:
 
 
 def _shared_args() -> tuple[str, ...]:
-    """Each flag once; where values differ, as those of the longest context do, the usual one."""
-    of_each = [one.server_args for one in filter(_shares_server, WORKLOADS.values())]
-    flags: dict[str, tuple[str, ...]] = {}
-    for server_args in (*of_each, usual_server_args):
-        flags |= _values_by_flag(server_args(default_block_size_tokens()))
-    return tuple(word for flag, values in flags.items() for word in (flag, *values))
-
-
-def _values_by_flag(args: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    flags: dict[str, tuple[str, ...]] = {}
-    flag = ""
-    for word in args:
-        if word.startswith("--"):
-            flag = word
-            flags[flag] = ()
-        else:
-            flags[flag] += (word,)
-    return flags
-
-
-def _document(version: str | None, counts: Mapping[str, Counts]) -> dict[str, object]:
-    return {"vllm": version, "counts": counts}
+    """Of a flag that several give, vLLM takes the last value: that of the longest context is the
+    usual one."""
+    block_size_tokens = default_block_size_tokens()
+    sharing = filter(_shares_server, WORKLOADS.values())
+    different = dict.fromkeys(one.server_args(block_size_tokens) for one in sharing)
+    return (*chain.from_iterable(different), *usual_server_args(block_size_tokens))
 
 
 def _tell(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,38 +17,10 @@ import numpy as np
 from benchmarks.schemas import Schema
 
 
-@dataclass(frozen=True)
-class Walk:
-    """An instance in tokens, without the end of the sequence."""
-
-    tokens: tuple[int, ...]
-    valid: bool
-
-
-@dataclass(frozen=True)
-class Case:
-    """A schema and its instances in tokens."""
-
-    name: str
-    schema: str
-    walks: tuple[Walk, ...]
-
-
-def cases_of(chosen: Iterable[Schema], encode: Callable[[str], Sequence[int]]) -> list[Case]:
-    return [
-        Case(
-            one.name,
-            one.text,
-            tuple(Walk(tuple(encode(each.text)), each.valid) for each in one.instances),
-        )
-        for one in chosen
-    ]
-
-
-def evenly(cases: Sequence[Case], limit: int) -> list[Case]:
-    """`limit` of the cases, evenly chosen, or all if there are fewer."""
-    count = min(limit, len(cases))
-    return [cases[number * len(cases) // count] for number in range(count)]
+def evenly(chosen: Sequence[Schema], limit: int) -> list[Schema]:
+    """`limit` of the schemas, evenly chosen, or all if there are fewer."""
+    count = min(limit, len(chosen))
+    return [chosen[number * len(chosen) // count] for number in range(count)]
 
 
 @dataclass
@@ -92,10 +64,6 @@ class Verdict:
     compiled_to: str | None = None
 
     @property
-    def right(self) -> bool:
-        return self.kind == "right"
-
-    @property
     def kind(self) -> str:
         """In a word or two; with several things wrong, the first of them."""
         wrong = next((name for name in WAYS_TO_FAIL if getattr(self, name)), "right")
@@ -108,14 +76,15 @@ class GaveUp(Exception):
 
 @dataclass
 class Asker:
-    """Puts cases to one backend. Only single calls are timed, with `time.perf_counter_ns`.
+    """Puts schemas to one backend. Only single calls are timed, with `time.perf_counter_ns`.
 
     Compilation runs in a thread of its own, as in vLLM, so that it can be given up. Such a thread
     goes on, and so does one that the backend itself gave up, as vLLM does for outlines after 5 s.
-    The next case waits for them, but not longer than the limit again.
+    The next schema waits for them, but not longer than the limit again.
     """
 
     backend: Any
+    encode: Callable[[str], Sequence[int]]
     eos_token_id: int
     limit_s: float
     times: Times = field(default_factory=Times)
@@ -128,13 +97,13 @@ class Asker:
         self._bitmask = self.backend.allocate_token_bitmask(1)
         self._row = self._bitmask.numpy()[0].view(np.uint32)
 
-    def ask(self, case: Case) -> Verdict:
+    def ask(self, schema: Schema) -> Verdict:
         """Never raises for what the backend does, Rust's panics included."""
         self._wait_for_abandoned()
-        verdict = Verdict(case.name)
+        verdict = Verdict(schema.name)
         deadline_s = time.monotonic() + self.limit_s
         try:
-            self._ask(case, verdict, deadline_s)
+            self._ask(schema, verdict, deadline_s)
         except GaveUp:
             verdict.gave_up = True
         except (KeyboardInterrupt, SystemExit):
@@ -149,9 +118,9 @@ class Asker:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self.abandoned = []
 
-    def _ask(self, case: Case, verdict: Verdict, deadline_s: float) -> None:
+    def _ask(self, schema: Schema, verdict: Verdict, deadline_s: float) -> None:
         try:
-            grammar, duration_ns = self._compiled(case.schema, deadline_s)
+            grammar, duration_ns = self._compiled(schema.text, deadline_s)
         except GaveUp:
             self.times.compile.append(round(self.limit_s * 1e9))
             raise
@@ -166,15 +135,15 @@ class Asker:
         self.times.compile.append(duration_ns)
         verdict.compile_us = duration_ns / 1000
         verdict.compiled_to = type(grammar).__name__
-        for index, walk in enumerate(case.walks):
+        for index, one in enumerate(schema.instances):
             if index:
-                grammar, duration_ns = self._compiled(case.schema, deadline_s)
+                grammar, duration_ns = self._compiled(schema.text, deadline_s)
                 self.times.compile_again.append(duration_ns)
-            accepted = self._comes_through(grammar, walk, verdict, deadline_s)
-            verdict.num_valid += walk.valid
-            verdict.num_invalid += not walk.valid
-            if accepted != walk.valid:
-                (verdict.valid_refused if walk.valid else verdict.invalid_accepted).append(index)
+            accepted = self._comes_through(grammar, self.encode(one.text), verdict, deadline_s)
+            verdict.num_valid += one.valid
+            verdict.num_invalid += not one.valid
+            if accepted != one.valid:
+                (verdict.valid_refused if one.valid else verdict.invalid_accepted).append(index)
 
     def _compiled(self, schema: str, deadline_s: float) -> tuple[Any, int]:
         """The grammar and the nanoseconds that it took; GaveUp after the deadline."""
@@ -196,20 +165,22 @@ class Asker:
         finally:
             executor.shutdown(wait=False)
 
-    def _comes_through(self, grammar: Any, walk: Walk, verdict: Verdict, deadline_s: float) -> bool:
+    def _comes_through(
+        self, grammar: Any, tokens: Sequence[int], verdict: Verdict, deadline_s: float
+    ) -> bool:
         """Whether the mask allows each token of the instance in its turn, and then the end."""
         row, bitmask, times = self._row, self._bitmask, self.times
         clock = time.perf_counter_ns
-        for token in (*walk.tokens, self.eos_token_id):
+        for token in (*tokens, self.eos_token_id):
             begun_ns = clock()
             grammar.fill_bitmask(bitmask, 0)
             times.mask.append(clock() - begun_ns)
             if not int(row[token >> 5]) >> (token & 31) & 1:
                 verdict.disagreements += bool(grammar.validate_tokens([token]))
                 return False
-            tokens = [token]
+            accepting = [token]
             begun_ns = clock()
-            accepted = grammar.accept_tokens("benchmark", tokens)
+            accepted = grammar.accept_tokens("benchmark", accepting)
             times.accept.append(clock() - begun_ns)
             if not accepted:
                 verdict.disagreements += 1

@@ -15,11 +15,11 @@ somewhere. One without instances is right when it compiles.
   schema waits for, *mask* one `fill_bitmask` of one row, *accept* one `accept_tokens` of one token.
   xgrammar compiles with up to 8 threads, the others with one.
 - What is refused has no compile time; so has what outlines compiles for more than 5 s, as vLLM then
-  refuses it. What is given up (--schema-limit) counts with the limit.
+  refuses it. What is given up, after 20 s, counts with this limit.
 - *Set-up* is the vocabulary's preprocessing and one trivial schema; *memory* is the process's
   growth from before the set-up to its peak. Backends run one after the other, each alone.
 - The garbage collector is on, with what set-up has made frozen, as in vLLM's engine.
-- outlines takes seconds per schema: it gets evenly chosen ones (--outlines-limit).
+- outlines takes seconds per schema: it gets 40, evenly chosen.
 - `sgl` reads schemas as the specification does. `sgl-stock` reads them as xgrammar does, which is a
   server's default; it runs only where it is named.
 - *Mask and accept disagree*: a token that the mask allows and `accept_tokens` refuses, or the other
@@ -45,7 +45,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,18 +56,19 @@ from benchmarks.command import figures_table, parser_of, positive, versions, wri
 from benchmarks.mask_verdicts import (
     WAYS_TO_FAIL,
     Asker,
-    Case,
     Times,
     Verdict,
-    Walk,
-    cases_of,
     evenly,
     in_short,
 )
 from benchmarks.models import resolve_model
-from benchmarks.schemas import FILE, Schema, schemas
+from benchmarks.schemas import FILE, Instance, Schema, schemas
 
 TEKKEN = "tekken_240911.json"
+MAX_SCHEMAS_OF_OUTLINES = 40
+TRIVIAL = Schema("", '{"type": "boolean"}', (Instance("true", valid=True),))
+LIMIT_S = 20.0
+"""A schema that takes longer is given up."""
 
 _VLLM = "vllm.v1.structured_output"
 BACKENDS: dict[str, tuple[str, str, str | None]] = {
@@ -88,7 +88,7 @@ DEFAULT_BACKENDS = [name for name in BACKENDS if name != "sgl-stock"]
 
 @dataclass(frozen=True)
 class Report:
-    """One backend's outcome over its cases. `memory_mib` is the peak of the process's growth,
+    """One backend's outcome over its schemas. `memory_mib` is the peak of the process's growth,
     `collections_ns` is how long each full garbage collection took."""
 
     backend: str
@@ -111,7 +111,7 @@ class Report:
             "longest_collection_ms": max(self.collections_ns, default=0) / 1e6,
             "schemas": {
                 "tried": len(self.verdicts),
-                "right": total(lambda one: one.right),
+                "right": total(lambda one: one.kind == "right"),
                 "by_automata": total(lambda one: one.compiled_to == "SglGrammar"),
                 **{
                     name: sum(bool(getattr(one, name)) for one in self.verdicts)
@@ -142,12 +142,10 @@ def summary(values_ns: Sequence[int]) -> dict[str, float] | None:
 def measure(
     name: str,
     make: Callable[[], Any],
-    cases: Sequence[Case],
-    trivial: Case,
-    eos_token_id: int,
-    limit_s: float,
+    chosen: Sequence[Schema],
+    tokenizer: Any,
 ) -> Report:
-    """Sets the backend up and puts all cases to it; a failing set-up is raised. The garbage
+    """Sets the backend up and puts all schemas to it; a failing set-up is raised. The garbage
     collector runs as in vLLM's engine, which freezes what start-up has made."""
     import psutil
 
@@ -157,17 +155,18 @@ def measure(
     process = psutil.Process()
     before = peak = process.memory_info().rss
     begun_s = time.perf_counter()
-    asker = Asker(make(), eos_token_id, limit_s=max(limit_s, 600.0))
-    asker.ask(trivial)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    asker = Asker(make(), encode, tokenizer.eos_token_id, limit_s=600.0)
+    asker.ask(TRIVIAL)
     setup_s = time.perf_counter() - begun_s
-    asker.limit_s, asker.times = limit_s, Times()
+    asker.limit_s, asker.times = LIMIT_S, Times()
     verdicts = []
     gc.collect()
     gc.freeze()
     try:
         with native_code_silenced() as screen, full_collections() as collections_ns:
-            for case in tqdm(cases, desc=f"{name:9}", unit="schema", file=screen):
-                verdicts.append(asker.ask(case))
+            for schema in tqdm(chosen, desc=f"{name:9}", unit="schema", file=screen):
+                verdicts.append(asker.ask(schema))
                 peak = max(peak, process.memory_info().rss)
     finally:
         gc.unfreeze()
@@ -295,14 +294,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        everything = schemas(arguments.data)
-        chosen = everything[:: arguments.every][: arguments.limit]
+        chosen = schemas(arguments.data)[:: arguments.every]
     except ValueError as error:
         parser.error(str(error))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if find_spec("vllm") is None:
-        print("benchmarks.masks: it needs vLLM, whose backends it compares", file=sys.stderr)
-        return 1
     try:
         tokenizer = tokenizer_of(arguments.tokenizer)
     except ValueError as error:
@@ -332,12 +327,7 @@ def _run(arguments: argparse.Namespace, chosen: Sequence[Schema], tokenizer: Any
 
     logging.getLogger("vllm").setLevel(logging.CRITICAL)  # they log each refusal
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
     config = VllmConfig()
-    cases = cases_of(tqdm(chosen, desc="tokenize", unit="schema", file=sys.stderr), encode)
-    trivial = Case("", '{"type": "boolean"}', (Walk(tuple(encode("true")), valid=True),))
     reports = []
     for name in arguments.backends:
         made = backend_class(name)
@@ -348,11 +338,9 @@ def _run(arguments: argparse.Namespace, chosen: Sequence[Schema], tokenizer: Any
         def make(made: Callable[..., Any] = made) -> Any:
             return made(config, tokenizer=tokenizer, vocab_size=len(tokenizer))
 
-        own = evenly(cases, arguments.outlines_limit) if name == "outlines" else cases
+        own = evenly(chosen, MAX_SCHEMAS_OF_OUTLINES) if name == "outlines" else chosen
         try:
-            reports.append(
-                measure(name, make, own, trivial, tokenizer.eos_token_id, arguments.schema_limit)
-            )
+            reports.append(measure(name, make, own, tokenizer))
         except Exception as error:
             print(f"without {name}: {in_short(error)}", file=sys.stderr)
     return reports
@@ -386,17 +374,6 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, metavar="DIR", help=f"folder with {FILE}; default: made-up schemas"
     )
     parser.add_argument("--every", type=positive, default=1, metavar="K", help="each K-th schema")
-    parser.add_argument("--limit", type=positive, metavar="N", help="at most so many schemas")
-    parser.add_argument(
-        "--outlines-limit", type=positive, default=40, metavar="N", help="for outlines; default 40"
-    )
-    parser.add_argument(
-        "--schema-limit",
-        type=float,
-        default=20.0,
-        metavar="SECONDS",
-        help="give a schema up after so long; default 20",
-    )
     return parser
 
 

@@ -228,10 +228,9 @@ def main() -> int:
     )
     shapes = ", ".join(SHAPE_PREFIX + name for name in SHAPES)
     parser.add_argument("name", help=f"demo, {shapes}, or any folder or hub name")
-    parser.add_argument("--cache-dir", type=Path, help="where made-up models are kept")
     arguments = parser.parse_args()
     try:
-        print(resolve_model(arguments.name, arguments.cache_dir))
+        print(resolve_model(arguments.name))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

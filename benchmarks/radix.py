@@ -6,7 +6,7 @@ For every request both sides do what the engine does: build the `Request` (with 
 where the side needs them), look it up, allocate, free, which indexes it. Rounds of the two sides
 alternate, and the ratio is of their medians. The requests share the first half of their prompts;
 the cache holds `cached` tokens of other prompts, and room for all, so nothing is evicted, except in
-the rows that say so: there every request evicts as much as it takes (`--evict`: only these).
+the rows that say so: there every request evicts as much as it takes.
 
 With `--windows`, the model has a KV-cache group of a sliding window for each number, as `--windows
 1024 1024 1024 1024 1024` for Gemma 3, and vLLM's side is its coordinator for hybrid models.
@@ -23,33 +23,24 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any  # Any: arguments of vLLM's
 
-import torch
 from tqdm import tqdm
-from vllm import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    SlidingWindowSpec,
-)
+from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
+from benchmarks.arms import ARMS
 from benchmarks.command import parser_of, write_json
-from sgl_vllm.config import Options
-from sgl_vllm.radix.manager import RadixKVCacheManager
+from benchmarks.engine_settings import EngineSettings
+from benchmarks.schedulers import make_block_hasher, make_scheduler
+from benchmarks.simulate import silence_vllm
 
 CACHED_TOKENS = (1_000, 10_000, 100_000)
 PROMPT_TOKENS = (200, 2_000, 20_000)
 VOCABULARY = 100_000
+ROUNDS, ROUNDS_OF_LONG_PROMPTS = 60, 15
 _PARAMS = SamplingParams(max_tokens=1)
 
 
@@ -58,37 +49,18 @@ class Side:
 
     def __init__(
         self,
-        radix: bool,
+        arm: str,
         block_size: int,
         num_blocks: int,
         max_model_len: int,
         windows: Sequence[int] = (),
     ) -> None:
-        layer: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 64}
-        layer["dtype"] = torch.float32
-        specs: list[KVCacheSpec] = [FullAttentionSpec(**layer)]
-        specs += [SlidingWindowSpec(**layer, sliding_window=window) for window in windows]
-        config = KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[
-                KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)
-            ],
-            prefix_cache_retention_interval=0 if windows else None,  # vLLM's default
+        settings = EngineSettings(
+            num_blocks, block_size, max_model_len, sliding_windows=tuple(windows)
         )
-        self.manager = KVCacheManager(
-            config,
-            max_model_len=max_model_len,
-            scheduler_block_size=block_size,
-            hash_block_size=block_size,
-        )
-        self.hasher: Callable | None = None
-        if radix:
-            RadixKVCacheManager.adopt(self.manager, Options())
-        else:
-            hash_function = get_hash_fn_by_name("sha256")
-            init_none_hash(hash_function)
-            self.hasher = get_request_block_hasher(block_size, hash_function)
+        scheduler = make_scheduler(arm, settings)
+        self.manager = scheduler.kv_cache_manager
+        self.hasher = make_block_hasher(scheduler)
         self.num_served = 0
 
     def serve(self, token_ids: list[int]) -> tuple[float, int]:
@@ -136,18 +108,18 @@ def measure(
     cached: int,
     prompt: int,
     evicting: bool,
-    rounds: int,
-    windows: Sequence[int] = (),
+    windows: Sequence[int],
 ) -> Row:
     rng = random.Random(cached + prompt)
 
     def words(count: int) -> list[int]:
         return [rng.randrange(VOCABULARY) for _ in range(count)]
 
+    rounds = ROUNDS_OF_LONG_PROMPTS if prompt > 10_000 else ROUNDS
     room = prompt + 2 * block_size if evicting else (rounds + 4) * (prompt + 2 * block_size)
     num_blocks = 1 + (cached + room) // block_size * (1 + len(windows))
     max_model_len = max(prompt + 1, 1024)
-    sides = [Side(radix, block_size, num_blocks, max_model_len, windows) for radix in (False, True)]
+    sides = [Side(arm, block_size, num_blocks, max_model_len, windows) for arm in ARMS]
     filling = [words(min(cached, 1000)) for _ in range(max(1, cached // 1000))]
     shared = words(prompt // 2)
     prompts = [shared + words(prompt - prompt // 2) for _ in range(rounds + 2)]
@@ -176,10 +148,10 @@ def bytes_per_cached_token(block_size: int) -> dict[str, float]:
     """Python memory that each side keeps for a cached token, over 400 prompts of 500 tokens that
     share their first 100."""
     result = {}
-    for name, radix in (("vllm", False), ("radix", True)):
+    for name, arm in zip(("vllm", "radix"), ARMS, strict=True):
         rng = random.Random(0)
         shared = [rng.randrange(VOCABULARY) for _ in range(100)]
-        side = Side(radix, block_size, 400 * 600 // block_size, 1024)
+        side = Side(arm, block_size, 400 * 600 // block_size, 1024)
         side.serve(shared)
         tracemalloc.start()
         for _ in range(400):
@@ -193,8 +165,6 @@ def bytes_per_cached_token(block_size: int) -> dict[str, float]:
 def main() -> None:
     parser = parser_of("radix", __doc__)
     parser.add_argument("--block-size", type=int, nargs="+", default=[16, 128], metavar="N")
-    parser.add_argument("--rounds", type=int, default=60, metavar="N", help="requests per case")
-    parser.add_argument("--evict", action="store_true", help="only the cases that have to evict")
     parser.add_argument(
         "--windows",
         type=int,
@@ -204,17 +174,17 @@ def main() -> None:
         help="sliding windows, each of a KV-cache group beside full attention",
     )
     arguments = parser.parse_args()
+    silence_vllm()
     cases = [
         (block_size, cached, prompt, evicting)
         for block_size in arguments.block_size
         for cached in CACHED_TOKENS
         for prompt in PROMPT_TOKENS
-        for evicting in ((True,) if arguments.evict else (False, True))
+        for evicting in (False, True)
     ]
     rows = []
     for block_size, cached, prompt, evicting in tqdm(cases, unit="case", file=sys.stderr):
-        rounds = max(15, arguments.rounds // (4 if prompt > 10_000 else 1))
-        rows.append(measure(block_size, cached, prompt, evicting, rounds, arguments.windows))
+        rows.append(measure(block_size, cached, prompt, evicting, arguments.windows))
     print(f"vLLM {version('vllm')}; per request: match, allocate, free, and vLLM's hashing")
     print("block  cached  prompt  evicts    vLLM us  radix us  ratio   cached tokens vLLM / radix")
     for row in rows:

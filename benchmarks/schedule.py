@@ -1,6 +1,6 @@
 """The cost of the waiting queue's order in a step of vLLM's scheduler.
 
-    python -m benchmarks.schedule [--waiting 1000] [--tokens 4000] [--steps 200] [--programs 5000]
+    python -m benchmarks.schedule [--case NAME]
 
 Drives vLLM's real scheduler and the plugin's, without a model, with a constant number of waiting
 requests: one that ends is replaced. The two alternate at every step. The table shows the processor
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
 
+NUM_WAITING = 1000
+NUM_STEPS, NUM_WARM_UP_STEPS = 200, 20
+NUM_PROGRAMS = 5000
 VOCABULARY = 128_000
+PROMPT_TOKENS = 4000
 OUTPUT_TOKENS = 8
 GROUP_SIZE = 10
 GROUP_SUFFIX = 100
@@ -59,7 +63,6 @@ class Case:
     Attributes:
         is_grouped: requests come in groups that share a prefix.
         cache_requests: so many requests fill the cache.
-        num_waiting: None for as many as the command line says.
         hold_s: the plugin's `schedule_hold_s`.
         after_programs: many programs have been served before. Each has had two short requests, the
             second of which continues the first.
@@ -68,7 +71,7 @@ class Case:
     name: str
     is_grouped: bool
     cache_requests: float
-    num_waiting: int | None = None
+    num_waiting: int = NUM_WAITING
     hold_s: float = 0.0
     after_programs: bool = False
 
@@ -86,31 +89,31 @@ CASES = (
 class Arm:
     """One scheduler, kept at a number of waiting requests."""
 
-    def __init__(self, name: str, case: Case, num_waiting: int, num_tokens: int) -> None:
+    def __init__(self, name: str, case: Case) -> None:
         from benchmarks.schedulers import make_block_hasher, make_scheduler
 
         block_size = 16
         settings = EngineSettings(
-            num_blocks=int(case.cache_requests * (num_tokens + OUTPUT_TOKENS)) // block_size + 8,
+            num_blocks=int(case.cache_requests * (PROMPT_TOKENS + OUTPUT_TOKENS)) // block_size + 8,
             block_size=block_size,
-            max_model_len=num_tokens + OUTPUT_TOKENS + 1,
+            max_model_len=PROMPT_TOKENS + OUTPUT_TOKENS + 1,
             plugin={"schedule_hold_s": case.hold_s},
         )
         self.scheduler: Scheduler = make_scheduler(name, settings)
         self._hasher = make_block_hasher(self.scheduler)
-        self._prompts = prompts(case, num_tokens)
-        self._num_waiting = case.num_waiting or num_waiting
+        self._prompts = prompts(case)
+        self._num_waiting = case.num_waiting
         self._num_sent = 0
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self.step_us: list[float] = []
         self.arrival_us: list[float] = []
         self.num_admitted = 0
 
-    def serve_programs(self, num_programs: int) -> None:
+    def serve_programs(self) -> None:
         """Two requests of each, some programs at a time."""
         rng = random.Random(1)
-        for begin in range(0, num_programs, PROGRAMS_AT_A_TIME):
-            programs = range(begin, min(num_programs, begin + PROGRAMS_AT_A_TIME))
+        for begin in range(0, NUM_PROGRAMS, PROGRAMS_AT_A_TIME):
+            programs = range(begin, begin + PROGRAMS_AT_A_TIME)
             prompts = [[rng.randrange(VOCABULARY) for _ in range(PROGRAM_TOKENS)] for _ in programs]
             for num_more in (0, PROGRAM_TOKENS):
                 for prompt in prompts:
@@ -140,17 +143,16 @@ class Arm:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
+        from benchmarks.schedulers import engine_request
+
         self._num_sent += 1
-        request = Request(
+        sent = engine_request(
+            SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True),
             request_id=str(self._num_sent),
             prompt_token_ids=prompt,
-            sampling_params=SamplingParams(
-                temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True
-            ),
-            pooling_params=None,
             arrival_time=time.time(),
-            block_hasher=self._hasher,
         )
+        request = Request.from_engine_core_request(sent, self._hasher)
         started = time.thread_time_ns()
         self.scheduler.add_request(request)
         if is_measured:
@@ -174,7 +176,7 @@ class Arm:
         }
 
 
-def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
+def prompts(case: Case) -> Iterator[list[int]]:
     """The same ones for both arms. Of groups, the members come in turn, as in a mix of clients."""
     rng = random.Random(0)
 
@@ -183,47 +185,38 @@ def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
 
     while True:
         if not case.is_grouped:
-            yield text(num_tokens)
+            yield text(PROMPT_TOKENS)
             continue
-        prefixes = [text(num_tokens - GROUP_SUFFIX) for _ in range(100)]
+        prefixes = [text(PROMPT_TOKENS - GROUP_SUFFIX) for _ in range(100)]
         for _ in range(GROUP_SIZE):
             for prefix in prefixes:
                 yield prefix + text(GROUP_SUFFIX)
 
 
-def measure(
-    case: Case, num_waiting: int, num_tokens: int, num_steps: int, num_programs: int
-) -> dict[str, dict[str, float]]:
-    """Both arms in alternating steps; the first tenth warms up."""
+def measure(case: Case) -> dict[str, dict[str, float]]:
+    """Both arms in alternating steps, the first of which warm up."""
     from vllm.utils.gc_utils import freeze_gc_heap
 
-    arms = {name: Arm(name, case, num_waiting, num_tokens) for name in ARMS}
+    arms = {name: Arm(name, case) for name in ARMS}
     if case.after_programs:
         for arm in arms.values():
-            arm.serve_programs(num_programs)
-    num_warm = max(10, num_steps // 10)
-    bar = tqdm(range(num_warm + num_steps), desc=case.name, leave=False, disable=None)
+            arm.serve_programs()
+    bar = tqdm(range(NUM_WARM_UP_STEPS + NUM_STEPS), desc=case.name, leave=False, disable=None)
     for number in bar:
-        if number == num_warm:
+        if number == NUM_WARM_UP_STEPS:
             freeze_gc_heap()  # as the engine does once it has started
         for arm in arms.values():
-            arm.step(is_measured=number >= num_warm)
+            arm.step(is_measured=number >= NUM_WARM_UP_STEPS)
     return {name: arm.cost() for name, arm in arms.items()}
 
 
 def main() -> None:
     parser = parser_of("schedule", __doc__)
-    parser.add_argument("--waiting", type=int, default=1000, metavar="N")
-    parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="of every prompt")
-    parser.add_argument("--steps", type=int, default=200, metavar="N")
-    parser.add_argument(
-        "--programs", type=int, default=5000, metavar="N", help="served before, in the last case"
-    )
     parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
     arguments = parser.parse_args()
     silence_vllm()
     print(
-        f"{arguments.waiting} waiting requests of {arguments.tokens} tokens, "
+        f"{NUM_WAITING} waiting requests of {PROMPT_TOKENS} tokens, "
         f"microseconds of processor time\n{'':10}"
         + "".join(f"{heading:>20}{'difference':>12}" for _, heading, _ in FIGURES)
     )
@@ -231,9 +224,7 @@ def main() -> None:
     for case in CASES:
         if arguments.case not in (None, case.name):
             continue
-        costs = measure(
-            case, arguments.waiting, arguments.tokens, arguments.steps, arguments.programs
-        )
+        costs = measure(case)
         line = f"{case.name:10}"
         for name, _, form in FIGURES:
             stock, sgl = (costs[arm][name] for arm in ARMS)

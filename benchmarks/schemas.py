@@ -84,6 +84,15 @@ _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
 _NO_SCHEMAS = ("enum", "const", "default", "example", "examples", "required")
 
 
+def plain_schemas(data: Path | None, max_characters: int) -> list[Schema]:
+    """Those of `schemas` that are plain and not longer."""
+    return [
+        one
+        for one in schemas(data)
+        if len(one.text) <= max_characters and is_plain(json.loads(one.text))
+    ]
+
+
 def is_plain(schema: Any) -> bool:
     """Whether every one of vLLM's backends is expected to take the schema and to observe all of
     it: records, lists, enumerations, bounds, patterns, alternatives, references within it."""

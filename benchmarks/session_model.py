@@ -139,22 +139,18 @@ class Step:
             and the session's own opening.
         reads: steps whose answers come next: a summary, or what subagents found.
         after: steps that it waits for.
-        pauses_s: from the last of their answers until it is sent, in parallel: each tool's latency,
-            or how long a person is away.
+        pause_s: from the last of their answers until it is sent: the longest latency of its tools,
+            which run in parallel, or how long a person is away.
     """
 
     trigger: Trigger
     continues: int | None
     reads: tuple[int, ...]
     after: tuple[int, ...]
-    pauses_s: tuple[float, ...]
+    pause_s: float
     num_new: int
     num_prompt: int
     num_output: int
-
-    @property
-    def pause_s(self) -> float:
-        return max(self.pauses_s, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +200,8 @@ class _Author:
         user_tokens = USER_TOKENS.draw(rng, num_requests)
         last: int | None = None
         for request, num_steps in enumerate(num_tool_steps):
-            pauses_s = (float(human_waits_s[request]),) if request else ()
-            last = self._append("user", last, round(user_tokens[request]), pauses_s)
+            pause_s = float(human_waits_s[request]) if request else 0.0
+            last = self._append("user", last, round(user_tokens[request]), pause_s)
             last = self._loop(last, int(num_steps), bool(starting[request]))
         return Session(self._agent, self._num_project_tokens, tuple(self._steps))
 
@@ -241,20 +237,20 @@ class _Author:
         answers = []
         for length in SUBAGENT_STEPS.draw(self._rng, num_subagents).astype(int):
             tokens, latencies_s = self._tools(max(1, int(length)))
-            last = self._add("subagent", None, tokens[0], (), (parent,), ())
-            for num_new, pauses_s in zip(tokens[1:], latencies_s[1:], strict=True):
-                last = self._append("tool", last, num_new, pauses_s)
+            last = self._add("subagent", None, tokens[0], 0.0, (parent,), ())
+            for num_new, pause_s in zip(tokens[1:], latencies_s[1:], strict=True):
+                last = self._append("tool", last, num_new, pause_s)
             answers.append(last)
         return answers
 
-    def _tools(self, num_steps: int) -> tuple[list[int], list[tuple[float, ...]]]:
-        """For each of `num_steps` steps: the tokens that tools give, and each tool's latency."""
+    def _tools(self, num_steps: int) -> tuple[list[int], list[float]]:
+        """For each of `num_steps` steps: the tokens that tools give, and the longest latency."""
         rng = self._rng
         num_calls = 1 + rng.choice(len(NUM_TOOL_CALLS), num_steps, p=NUM_TOOL_CALLS)
         latencies_s = TOOL_LATENCY_S.draw(rng, num_steps, len(NUM_TOOL_CALLS)).tolist()
         return (
             TOOL_TOKENS.draw(rng, num_steps).round().astype(int).tolist(),
-            [tuple(row[:number]) for row, number in zip(latencies_s, num_calls, strict=True)],
+            [max(row[:number]) for row, number in zip(latencies_s, num_calls, strict=True)],
         )
 
     def _append(
@@ -262,18 +258,18 @@ class _Author:
         trigger: Trigger,
         last: int | None,
         num_new: int,
-        pauses_s: tuple[float, ...],
+        pause_s: float,
         reads: Sequence[int] = (),
     ) -> int:
         """The step after `last` in its context, which is compacted if it would be too large."""
         if last is None:
-            return self._add(trigger, None, num_new, pauses_s, (), ())
+            return self._add(trigger, None, num_new, pause_s, (), ())
         num_read = sum(self._steps[index].num_output for index in reads)
         if self._num_context(last) + num_read + num_new > self._window:
-            last = self._add("compaction", last, COMPACTION_PROMPT_TOKENS, (), (last,), ())
+            last = self._add("compaction", last, COMPACTION_PROMPT_TOKENS, 0.0, (last,), ())
             num_new += round(float(KEPT_TOKENS.draw(self._rng)))
-            return self._add(trigger, None, num_new, pauses_s, (last, *reads), (last, *reads))
-        return self._add(trigger, last, num_new, pauses_s, (last, *reads), tuple(reads))
+            return self._add(trigger, None, num_new, pause_s, (last, *reads), (last, *reads))
+        return self._add(trigger, last, num_new, pause_s, (last, *reads), tuple(reads))
 
     def _num_context(self, step: int | None) -> int:
         """The tokens before what a step adds."""
@@ -286,7 +282,7 @@ class _Author:
         trigger: Trigger,
         continues: int | None,
         num_new: int,
-        pauses_s: tuple[float, ...],
+        pause_s: float,
         after: tuple[int, ...],
         reads: tuple[int, ...],
     ) -> int:
@@ -299,17 +295,13 @@ class _Author:
                 continues=continues,
                 reads=reads,
                 after=after,
-                pauses_s=pauses_s,
+                pause_s=pause_s,
                 num_new=num_new,
                 num_prompt=self._num_context(continues) + num_read + num_new,
                 num_output=max(1, round(float(output.draw(self._rng)))),
             )
         )
         return len(self._steps) - 1
-
-
-def draw_session(rng: np.random.Generator) -> Session:
-    return _Author(rng).write()
 
 
 # -- a trace --------------------------------------------------------------------------------------
@@ -348,7 +340,7 @@ def in_window(
     """
     openings = {agent.name: _text(rng, round(agent.num_opening_tokens * scale)) for agent in AGENTS}
     while True:
-        session = draw_session(rng)
+        session = _Author(rng).write()
         begin_s = rng.uniform(-begun_before_s, window_s)
         starts_s = [begin_s + start_s for start_s in session.starts_s()]
         kept = [index for index, start_s in enumerate(starts_s) if 0 <= start_s < window_s]

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from rich.console import Console
 from tqdm import tqdm
 
 from benchmarks import session_model, traces
@@ -90,9 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = engine.add_argument
     add("--block-size", type=positive, default=16, metavar="B", help="tokens (default: 16)")
-    add("--max-num-seqs", type=positive, default=256, help="default: 256")
     add("--max-num-batched-tokens", type=positive, default=8192, help="default: 8192")
-    add("--no-async-scheduling", action="store_true", help="schedule only after the last pass")
     add = parser.add_argument_group("what is compared").add_argument
     add("--scheduler", choices=ARMS, help="only this one (default: both and their ratio)")
     add(
@@ -100,7 +99,6 @@ def build_parser() -> argparse.ArgumentParser:
         choices=choices_of("schedule_policy"),
         help="the plugin's order of waiting requests; its default if not given",
     )
-    add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
     add(
         "--hints",
@@ -154,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
             sends_hints=arguments.hints is not None and arm != STOCK,
         ).run()
     comparison = Comparison(trace, reuse, settings, results)
-    print(comparison.table())
+    comparison.show(Console(highlight=False, soft_wrap=True))
     write_json(arguments.json, comparison.as_document(vars(arguments), cost))
     return 0
 
@@ -189,9 +187,7 @@ def make_settings(
         num_blocks=max(num_blocks, least),
         block_size=arguments.block_size,
         max_model_len=trace.max_call_tokens + 1,
-        max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
-        async_scheduling=not arguments.no_async_scheduling,
         plugin=options.to_mapping(),
     )
 
@@ -204,7 +200,6 @@ def cost_model(arguments: argparse.Namespace) -> CostModel:
 def plugin_options(arguments: argparse.Namespace) -> Options:
     """Raises OptionError for what the plugin does not have."""
     values = words_to_mapping(arguments.plugin_config)
-    values |= dict.fromkeys(arguments.off, False)
     if arguments.policy is not None:
         values["schedule_policy"] = arguments.policy
     return Options.from_mapping(values)

@@ -229,7 +229,6 @@ class Simulation:
                 request_id=request_id,
                 prompt_token_ids=call.prompt.tolist(),
                 arrival_time=arrival_s,
-                cache_salt=self._trace.programs[program].tenant,
             )
             self.scheduler.add_request(
                 Request.from_engine_core_request(request, self._block_hasher)

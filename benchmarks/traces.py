@@ -64,13 +64,11 @@ class Call:
 class Program:
     """Calls in an order in which each comes after those that it waits for.
 
-    `arrival_s` is in seconds from the trace's start; None if the run decides. `tenant` is the
-    `cache_salt` of its calls.
+    `arrival_s` is in seconds from the trace's start; None if the run decides.
     """
 
     calls: tuple[Call, ...]
     arrival_s: float | None = None
-    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

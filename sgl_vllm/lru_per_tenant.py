@@ -29,9 +29,6 @@ class LruPerTenant(Generic[Key, Value]):
         self._entries: OrderedDict[Key, Value] = OrderedDict()
         self._num_of_tenant: Counter[Hashable] = Counter()
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._entries
-
     def __len__(self) -> int:
         return len(self._entries)
 

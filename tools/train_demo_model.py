@@ -38,6 +38,7 @@ from tools.demo_model.training import TrainingPlan, batches, train  # noqa: E402
 DEFAULT_FOLDER = ROOT / "sgl_vllm" / "demo" / "model"
 STEPS_PER_MINUTE = 100  # on two idle cores, see docs/benchmarks.md
 TOKENIZER_DOCUMENTS = 20_000
+WRONG_SHOWN = 2
 
 
 def build(folder: Path, *, steps: int, seed: int, num_workers: int) -> float:
@@ -68,7 +69,6 @@ def write_folder(folder: Path, network: Network, tokenizer: Tokenizer) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--minutes",
         type=float,
@@ -77,19 +77,18 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=2, help="cores to use (default: 2)")
     parser.add_argument("--examine", type=Path, metavar="FOLDER", help="only examine this model")
-    parser.add_argument("--show-wrong", type=int, default=2, help="wrong answers to print of each")
     arguments = parser.parse_args()
 
     folder = arguments.examine or arguments.out
     if not arguments.examine:
         steps = round(arguments.minutes * STEPS_PER_MINUTE)
         started = time.perf_counter()
-        loss = build(folder, steps=steps, seed=arguments.seed, num_workers=arguments.workers)
+        loss = build(folder, steps=steps, seed=0, num_workers=arguments.workers)
         minutes = (time.perf_counter() - started) / 60
         print(f"{folder}: {steps} steps in {minutes:.1f} minutes, final loss {loss:.3f}")
     for score in examine(folder):
         print(f"{score.name:24} {score.right / score.total:7.1%}  {score.right}/{score.total}")
-        for expected, given in score.wrong[: arguments.show_wrong]:
+        for expected, given in score.wrong[:WRONG_SHOWN]:
             print(f"    expected {expected!r}\n    given    {given!r}")
 
 

@@ -11,9 +11,8 @@ one on PYTHONPATH. Nothing is installed or replaced.
     python -m tools.vllm_versions source 0.33.0       # unpack its Python files, print the folder
     python -m tools.vllm_versions overlay 0.33.0      # unpack what runs, print the folder
     python -m tools.vllm_versions test [VERSION ...]  # demo and tests/engine: `make versions`
-    python -m tools.vllm_versions test 0.33.0 --vllm-platform v2-async --only test_radix.py
+    python -m tools.vllm_versions test 0.33.0 --only test_radix.py
 
-With `--vllm-platform` the engine tests run on another model runner and scheduler (tests/platforms).
 With `--write`, the table in docs/install.md says which tests ran. It is written from
 docs/versions.json, which keeps the results of each test file until it runs again.
 
@@ -143,17 +142,13 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", metavar="FILE", help="these files of tests/engine; `demo` is the demo"
     )
-    result = parser.add_mutually_exclusive_group()
-    result.add_argument("--write", action="store_true", help="update the table in docs/install.md")
-    result.add_argument(
-        "--vllm-platform", metavar="NAME", help="the engine tests on one of tests/platforms"
-    )
+    parser.add_argument("--write", action="store_true", help="update the table in docs/install.md")
     options = parser.parse_args()
     all_ok = True
     try:
         for build in [build_of(version) for version in options.versions] or BUILDS:
             if options.command == "test":
-                outcome = test_version(build, options.only, options.vllm_platform)
+                outcome = test_version(build, options.only)
                 print(outcome.row(build.version), flush=True)
                 all_ok = all_ok and outcome.ok
                 if options.write:
@@ -254,7 +249,7 @@ def installed_vllm() -> Path:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def test_version(build: Build, what: Collection[str] | None, platform: str | None) -> Outcome:
+def test_version(build: Build, what: Collection[str] | None) -> Outcome:
     """Run `what` on a version; by default everything."""
     print(f"versions: {build.version} ({build.how})", flush=True)
     environment = environment_of(overlay(build))
@@ -262,13 +257,11 @@ def test_version(build: Build, what: Collection[str] | None, platform: str | Non
         what = ["demo", *(path.name for path in ENGINE_TESTS.glob("test_*.py"))]
     names = sorted({*what} - {"demo"})
     demo = same_answers_in_demo(environment) if "demo" in what else None
-    files = results_of_tests(names, environment, platform) if names else {}
+    files = results_of_tests(names, environment) if names else {}
     return Outcome(build.how, demo, files)
 
 
-def results_of_tests(
-    names: Sequence[str], environment: Mapping[str, str], platform: str | None
-) -> dict[str, Counts]:
+def results_of_tests(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Counts]:
     """Runs files of tests/engine. A file without a result, as after a crash, has one failure."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -276,12 +269,10 @@ def results_of_tests(
         # All tests of a version may take over the hour that other sessions get.
         command += ["--continue-on-collection-errors", "-o", "session_timeout=86400"]
         command += ["-p", "no:cacheprovider", f"--junitxml={report}"]
-        if platform is not None:
-            command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
         command += [str(ENGINE_TESTS / name) for name in names]
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         lines = done.stdout.splitlines()
-        shown = [line for line in lines if line.startswith(("FAILED", "ERROR", f"{platform}: "))]
+        shown = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         print("\n".join([*shown, *lines[-1:]]), flush=True)
         found = counts_of(report.read_text()) if report.exists() else {}
     if done.returncode not in (0, 1):

@@ -13,7 +13,9 @@ from itertools import islice
 from typing import Any
 
 from benchmarks.ab.client import Run
-from benchmarks.arms import percentile, ratio
+from benchmarks.ab.plan import Plan
+from benchmarks.ab.variants import Variant
+from benchmarks.arms import ARMS, percentile, ratio
 from sgl_vllm.server_process import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -119,19 +121,6 @@ class Limits:
         return 1 - self.unique_prompt_tokens / self.prompt_tokens
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """The plugin without one thing, in the same rounds."""
-
-    name: str
-    title: str
-    rounds: tuple[Round, ...]
-
-    @property
-    def median(self) -> Figures:
-        return median_figures([one.figures for one in self.rounds])
-
-
 RATIOS = {
     "throughput": ("throughput_programs_s", 1),
     "latency_p50": ("latency_p50_s", -1),
@@ -142,36 +131,27 @@ RATIOS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`.
+    """What came of a plan: alternating rounds of its variants, by their names.
 
-    `server_args` are those that both servers were started with, or were to be, if not here.
-    `structured` says whether a grammar holds the output: then passes are held against undecided
-    tokens.
+    `started_here` says whether the servers were, with the arguments in the plan's settings.
     """
 
-    workload: str
-    gain: str
-    model: str
-    requests: int
-    stock: tuple[Round, ...]
-    sgl: tuple[Round, ...]
-    ablations: tuple[Ablation, ...]
+    plan: Plan
+    rounds: Mapping[str, Sequence[Round]]
     limits: Limits
     parts: Mapping[str, str]
-    server_args: tuple[str, ...]
     started_here: bool
-    structured: bool
-    arguments: Mapping[str, Any]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     date: str
 
     @property
-    def arms(self) -> dict[str, tuple[Round, ...]]:
-        return {"stock": self.stock, "sgl": self.sgl}
+    def ablations(self) -> tuple[Variant, ...]:
+        """Those variants that are neither stock vLLM nor the plugin as it was asked for."""
+        return self.plan.variants[len(ARMS) :]
 
-    def median(self, arm: str) -> Figures:
-        return median_figures([one.figures for one in self.arms[arm]])
+    def median(self, variant: str) -> Figures:
+        return median_figures([one.figures for one in self.rounds[variant]])
 
     @property
     def ratios(self) -> dict[str, float | None]:
@@ -180,8 +160,7 @@ class Comparison:
     @property
     def ratios_of_rounds(self) -> list[dict[str, float | None]]:
         """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
-        pairs = zip(self.stock, self.sgl, strict=True)
-        return [_ratios(stock.figures, sgl.figures) for stock, sgl in pairs]
+        return [_ratios(stock.figures, sgl.figures) for stock, sgl in self._turns()]
 
     @property
     def same_output(self) -> dict[str, int]:
@@ -194,17 +173,20 @@ class Comparison:
             if stock != sgl:
                 yield Difference(round_number, item, *where_they_part(stock, sgl))
 
+    def _turns(self) -> Iterator[tuple[Round, Round]]:
+        return zip(*(self.rounds[arm] for arm in ARMS), strict=True)
+
     def _pairs(self) -> Iterator[tuple[int, int, str, str]]:
-        for number, (stock, sgl) in enumerate(zip(self.stock, self.sgl, strict=True), start=1):
+        for number, (stock, sgl) in enumerate(self._turns(), start=1):
             for item, texts in enumerate(zip(stock.texts, sgl.texts, strict=True)):
                 yield number, item, *texts
 
     def passes(self) -> dict[str, dict[str, Any]]:
-        """Of each arm, its forward passes and the most that they should be; nothing if the output
-        is free."""
-        if not self.structured:
+        """Of each arm, its forward passes and the most that they should be; nothing if no grammar
+        holds the output."""
+        if not self.plan.workload.structured:
             return {}
-        medians = {arm: self.median(arm) for arm in self.arms}
+        medians = {arm: self.median(arm) for arm in ARMS}
         return {
             arm: {
                 "forward_passes": one.forward_passes,
@@ -215,15 +197,19 @@ class Comparison:
         }
 
     def to_json(self) -> str:
+        plan = self.plan
         content = {
-            "workload": self.workload,
-            "gain": self.gain,
+            "workload": plan.workload.name,
+            "gain": plan.workload.gain,
             "date": self.date,
-            "model": self.model,
-            "requests": self.requests,
+            "model": plan.model,
+            "requests": len(plan.items),
             "arms": {
-                arm: {**asdict(self.median(arm)), "rounds": [asdict(one.figures) for one in rounds]}
-                for arm, rounds in self.arms.items()
+                arm: {
+                    **asdict(self.median(arm)),
+                    "rounds": [asdict(one.figures) for one in self.rounds[arm]],
+                }
+                for arm in ARMS
             },
             "ratio": self.ratios,
             "ratio_of_rounds": self.ratios_of_rounds,
@@ -232,22 +218,22 @@ class Comparison:
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
             ],
             "limits": {**asdict(self.limits), "best_hit_rate": self.limits.best_hit_rate},
-            "score": {arm: self.median(arm).score for arm in self.arms},
+            "score": {arm: self.median(arm).score for arm in ARMS},
             "ablations": [
                 {
                     "name": one.name,
                     "title": one.title,
-                    "figures": asdict(one.median),
-                    "throughput": one.median.throughput_programs_s
+                    "figures": asdict(self.median(one.name)),
+                    "throughput": self.median(one.name).throughput_programs_s
                     / self.median("sgl").throughput_programs_s,
                 }
                 for one in self.ablations
             ],
             "passes": self.passes(),
             "parts": dict(self.parts),
-            "server_args": list(self.server_args),
+            "server_args": list(plan.settings.args),
             "started_here": self.started_here,
-            "arguments": dict(self.arguments),
+            "arguments": dict(plan.arguments),
             "versions": dict(self.versions),
             "machine": dict(self.machine),
         }

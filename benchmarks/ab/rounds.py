@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.progress import Progress
 
-import sgl_vllm as sgl
 from benchmarks.ab import result, servers
 from benchmarks.ab.client import (
     ByNextTokens,
@@ -24,9 +23,10 @@ from benchmarks.ab.client import (
     unique_prompt_tokens,
 )
 from benchmarks.ab.plan import Plan
-from benchmarks.ab.result import Ablation, Comparison, Limits, Round
+from benchmarks.ab.result import Comparison, Limits, Round
 from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
+from benchmarks.ab.workloads.base import Item
 from benchmarks.command import show_wait, versions
 from sgl_vllm.server_process import read_counters, usable_cores
 
@@ -49,14 +49,7 @@ def compare(
             with servers.serving(variant.arm, settings, urls, pool, on_wait) as (url, is_new):
                 if is_new or variant.name not in warm:
                     progress.update(task, description=f"{label}: warm-up")
-                    run_programs(
-                        _program(plan, variant),
-                        plan.warm_up_items,
-                        url,
-                        plan.concurrency,
-                        options=variant.client,
-                        fields=plan.workload.request_fields,
-                    )
+                    _run(plan, variant, url, plan.warm_up_items)
                     warm.add(variant.name)
                 progress.update(task, description=label)
                 done, run = take_turn(plan, variant, url, partial(progress.advance, task))
@@ -69,32 +62,22 @@ def compare(
             progress.update(task, description=f"{label}: {done.figures.wall_s:.1f} s")
     assert first_run is not None
     stock = rounds[STOCK.name][0].figures
+    sgl = result.median_figures([one.figures for one in rounds["sgl"]])
     compute_bound = result.is_compute_bound(sequences, on_cpu=servers.on_cpu())
     started_here = urls is None
     return Comparison(
-        workload=plan.workload.name,
-        gain=plan.workload.gain,
-        model=plan.model,
-        requests=len(plan.items),
-        stock=tuple(rounds[STOCK.name]),
-        sgl=tuple(rounds["sgl"]),
-        ablations=tuple(
-            Ablation(variant.name, variant.title, tuple(rounds[variant.name]))
-            for variant in plan.variants[2:]
-        ),
+        plan,
+        rounds,
         limits=Limits(
             unique_prompt_tokens=unique,
             prompt_tokens=stock.prompt_tokens,
             output_tokens=stock.output_tokens,
-            undecided_tokens=min(stock.output_tokens, _undecided_tokens(rounds["sgl"])),
+            undecided_tokens=min(stock.output_tokens, sgl.undecided_tokens),
             sequences_at_once=sequences,
             compute_bound=compute_bound if started_here else None,
         ),
         parts=parts,
-        server_args=plan.settings.args,
         started_here=started_here,
-        structured=plan.workload.structured,
-        arguments=plan.arguments,
         versions=versions("torch", "openai"),
         machine=_machine(),
         date=datetime.date.today().isoformat(),
@@ -107,18 +90,7 @@ def take_turn(
     """One round of one variant: from an empty cache, everything once."""
     before, steps_before = servers.begin_turn(url), servers.steps(url)
     cpu_before_s = servers.cpu_s(url)
-    run = run_programs(
-        _program(plan, variant),
-        plan.items,
-        url,
-        plan.concurrency,
-        on_done,
-        options=variant.client,
-        fields=plan.workload.request_fields,
-        score=plan.workload.score,
-        pauses=plan.workload.pauses,
-        backend_class=_backend_class(plan, variant),
-    )
+    run = _run(plan, variant, url, plan.items, on_done)
     cpu_after_s = servers.cpu_s(url)
     server_cpu_s = None
     if cpu_before_s is not None and cpu_after_s is not None:
@@ -129,18 +101,28 @@ def take_turn(
     return Round(figures, run.texts), run
 
 
-def _undecided_tokens(rounds: Sequence[Round]) -> int:
-    return result.median_figures([one.figures for one in rounds]).undecided_tokens
-
-
-def _program(plan: Plan, variant: Variant) -> sgl.Program:
-    on_stock = plan.workload.stock_program if variant.arm == "stock" else None
-    return on_stock or plan.workload.program
-
-
-def _backend_class(plan: Plan, variant: Variant) -> type[TimedVLLM]:
-    on_stock = variant.arm == "stock"
-    return ByNextTokens if on_stock and plan.workload.stock_by_next_tokens else TimedVLLM
+def _run(
+    plan: Plan,
+    variant: Variant,
+    url: str,
+    items: Sequence[Item],
+    on_done: Callable[[], object] = lambda: None,
+) -> Run:
+    workload = plan.workload
+    is_stock = variant.arm == "stock"
+    on_stock = workload.stock_program if is_stock else None
+    return run_programs(
+        on_stock or workload.program,
+        items,
+        url,
+        plan.concurrency,
+        on_done,
+        options=variant.client,
+        fields=workload.request_fields,
+        score=workload.score,
+        pauses=workload.pauses,
+        backend_class=ByNextTokens if is_stock and workload.stock_by_next_tokens else TimedVLLM,
+    )
 
 
 def _machine() -> dict[str, Any]:

@@ -25,7 +25,6 @@ from sgl_vllm.server_process import Counters, VllmServer, read_counters
 from sgl_vllm.vllm_api import versions
 
 Arm = Literal["stock", "sgl"]
-ARMS: tuple[Arm, Arm] = ("stock", "sgl")
 NAMES: Mapping[Arm, str] = {"stock": "stock vLLM", "sgl": "vLLM with the plugin"}
 
 # vLLM's defaults, which no workload changes.
@@ -187,7 +186,7 @@ def attached(arm: Arm, url: str) -> Iterator[str]:
         ArmFailed: it has the plugin and should not, or the other way round.
     """
     try:
-        has_plugin = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key()).is_success
+        has_plugin = _stats(url).is_success
     except httpx.TransportError as error:
         raise ArmFailed(f"no answer from {NAMES[arm]} at {url}: {error}") from error
     if has_plugin != (arm == "sgl"):
@@ -237,7 +236,7 @@ STEPS = (
 
 def steps(url: str) -> dict[str, float]:
     """`STEPS` so far, as far as the server tells them."""
-    answer = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key())
+    answer = _stats(url)
     if answer.status_code == 404:
         return {}
     stats = answer.raise_for_status().json()
@@ -266,8 +265,11 @@ def begin_turn(url: str) -> Counters:
 
 def plugin_parts(url: str) -> dict[str, str]:
     """The plugin's parts, each "on" or why it is off."""
-    answer = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key())
-    return dict(answer.raise_for_status().json()["parts"])
+    return dict(_stats(url).raise_for_status().json()["parts"])
+
+
+def _stats(url: str) -> httpx.Response:
+    return httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key())
 
 
 def _key() -> dict[str, str]:

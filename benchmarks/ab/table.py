@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import islice
 
 from rich.console import Console, Group
@@ -9,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.ab.result import MAX_DIFFERENCES_SHOWN, PASSES_PER_REQUEST, Comparison
-from benchmarks.arms import Row, ratio
-from benchmarks.command import figures_table
+from benchmarks.arms import ARMS, Row
+from benchmarks.command import figures_table, table_of_arms
 
 ROWS: tuple[Row, ...] = (
     ("throughput_programs_s", "programs/s", ".2f", 1),
@@ -47,33 +48,21 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison) -> Table:
-    """A line for each row that an arm has a value for."""
-    table = figures_table("", "stock", "sgl", "ratio")
-    for name, label, form, better in ROWS:
-        stock, sgl = (getattr(comparison.median(arm), name) for arm in comparison.arms)
-        values = [one for one in (stock, sgl) if one is not None]
-        if values:
-            times = ratio(stock, sgl, better) if len(values) == 2 else None
-            shown = "" if times is None else f"{times:.3f}"
-            cells = ("" if one is None else format(one, form) for one in (stock, sgl))
-            table.add_row(label, *cells, shown)
-    return table
+    return table_of_arms(ROWS, {arm: asdict(comparison.median(arm)) for arm in ARMS})
 
 
 def _heading(comparison: Comparison) -> Text:
-    limits = comparison.limits
-    rounds = len(comparison.stock)
+    limits, plan = comparison.limits, comparison.plan
     bound = {None: "", True: ": compute-bound", False: ": not compute-bound"}[limits.compute_bound]
     flags = "server flags" if comparison.started_here else "server flags they should have"
     lines = (
-        f"{comparison.workload} on {comparison.model}: {comparison.requests} programs, "
-        f"{rounds} {'round' if rounds == 1 else 'rounds'}"
-        f"{'' if rounds == 1 else ', medians'}",
+        f"{plan.workload.name} on {plan.model}: {len(plan.items)} programs, "
+        f"{'1 round' if plan.rounds == 1 else f'{plan.rounds} rounds, medians'}",
         f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must "
         f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
         f"tokens, {limits.undecided_tokens:,} of them undecided; up to "
         f"{limits.sequences_at_once} requests at once{bound}",
-        f"{flags}: {' '.join(comparison.server_args) or 'none'}",
+        f"{flags}: {' '.join(plan.settings.args) or 'none'}",
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
     )
     return Text("\n".join(lines) + "\n")
@@ -83,7 +72,8 @@ def _table_of_ablations(comparison: Comparison) -> Table:
     headings = ("programs/s", "of full", "passes", "tokens computed", "hit rate")
     table = figures_table("the plugin with", *headings)
     full = comparison.median("sgl")
-    rows = [("everything", full), *((one.title, one.median) for one in comparison.ablations)]
+    others = ((one.title, comparison.median(one.name)) for one in comparison.ablations)
+    rows = [("everything", full), *others]
     for title, one in rows:
         table.add_row(
             title,

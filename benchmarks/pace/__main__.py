@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 WORKLOADS = ("decoding", "chats", "json_schema", "json_regex", "tool_calls")
 DEVICES = ("H100", "H200", "A10G", "T4", "spike")
-VOCABULARIES = ("tekken", "padded", "demo")
 
 Column = tuple[str, str, str]
 """Of a table: its heading, the figure, and the format, with the width."""
@@ -95,20 +94,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="longest row of a full graph for rows of any length (1: no such graphs)",
     )
-    add(
-        "--host-speed",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="how many times as fast as this machine's processor the modelled one is (1)",
-    )
     add("--noise", action="store_true", help="write what models of random weights do, not texts")
-    add(
-        "--vocabulary",
-        choices=VOCABULARIES,
-        default="tekken",
-        help="Mistral's (tekken), the demo model's, or that padded to 152,064 tokens (tekken)",
-    )
     add("--plugin-config", type=json.loads, default={}, metavar="JSON", help="the plugin's options")
     add("--quick", action="store_true", help="the smallest size: the demo's vocabulary, batch 4")
     return found
@@ -117,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.quick:
-        arguments.batches, arguments.vocabulary = [4], "demo"
+        arguments.batches = [4]
         arguments.rounds, arguments.programs = min(2, arguments.rounds), min(4, arguments.programs)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     silence_vllm()
@@ -135,19 +121,10 @@ def _measure(
 ) -> tuple[list[Case], list[Case]]:
     """Shows each case once it is measured."""
     from benchmarks.pace.measure import Setup, pace_on, step_cost
-    from benchmarks.pace.workloads import DEMO, PADDED, mistral
+    from benchmarks.pace.workloads import DEMO, mistral
 
-    if arguments.vocabulary == "tekken":
-        vocabulary = mistral(folder)
-    else:
-        vocabulary = DEMO if arguments.vocabulary == "demo" else PADDED
-    setup = Setup(
-        vocabulary,
-        arguments.plugin_config,
-        arguments.longest_query,
-        arguments.noise,
-        arguments.host_speed,
-    )
+    vocabulary = DEMO if arguments.quick else mistral(folder)
+    setup = Setup(vocabulary, arguments.plugin_config, arguments.longest_query, arguments.noise)
     devices, rounds = arguments.device or ["spike"], arguments.rounds
 
     def bars(total: int) -> Iterator[tuple[str, int, Callable[[], None]]]:
@@ -198,10 +175,9 @@ def _document(
     used = dict.fromkeys(case.device for case in paces if case.device)
     return {
         "versions": versions(),
-        "vocabulary": arguments.vocabulary,
+        "vocabulary": "demo" if arguments.quick else "tekken",
         "writes": "noise" if arguments.noise else "text",
         "longest_query": arguments.longest_query,
-        "host_speed": arguments.host_speed,
         "plugin_config": arguments.plugin_config,
         "processor_time": [asdict(case) for case in costs],
         "modelled": [asdict(case) for case in paces],

@@ -87,21 +87,13 @@ _RESULT_S = 4e-5
 
 
 class Clock:
-    """Virtual seconds since it was reset. `waited_s` of them, the processor waited for a device.
+    """Virtual seconds since it was reset. `waited_s` of them, the processor waited for a device."""
 
-    The modelled processor is `host_speed` times as fast as this one.
-    """
-
-    def __init__(self, host_speed: float = 1.0) -> None:
-        self._host_speed = host_speed
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.now_s = self.waited_s = self._free_s = 0.0
-
-    def spend(self, cpu_s: float) -> None:
-        """So much processor time was measured here."""
-        self.now_s += cpu_s / self._host_speed
 
     def launch(
         self, device: Device, graph: str, num_tokens: int, num_added: int, *, copies: bool = False

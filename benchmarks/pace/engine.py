@@ -96,7 +96,6 @@ class PaceEngine(EngineCore):
         plugin: dict[str, Any],
         longest_query: int,
         writes_noise: bool = False,
-        host_speed: float = 1.0,
     ) -> None:
         """`programs` makes the program of a number. `plugin` has options of the plugin. With noise,
         programs write no texts."""
@@ -121,7 +120,7 @@ class PaceEngine(EngineCore):
                     backend="xgrammar", disable_any_whitespace=True
                 ),
             )
-        self.clock = Clock(host_speed)
+        self.clock = Clock()
         self._counts: Counter[str] = Counter()
         self._cpu_s = dict.fromkeys((*STEP, JUMP), 0.0)
         self._texts: dict[str, Text] = {}
@@ -185,7 +184,7 @@ class PaceEngine(EngineCore):
                 took_s = time.thread_time() - started
                 self._cpu_s[part] += took_s
                 if clock is not None:
-                    clock.spend(took_s)
+                    clock.now_s += took_s
 
         setattr(owner, method, timed)
 

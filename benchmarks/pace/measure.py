@@ -28,14 +28,13 @@ class Setup:
 
     Attributes:
         plugin: options of the plugin.
-        longest_query, writes_noise, host_speed: see `Runner`, `PaceEngine`, `Clock`.
+        longest_query, writes_noise: see `Runner`, `PaceEngine`.
     """
 
     vocabulary: Vocabulary
     plugin: dict[str, Any]
     longest_query: int = 1
     writes_noise: bool = False
-    host_speed: float = 1.0
 
     def engine(self, arm: str, workload: str, batch: int, *, is_steady: bool = False) -> PaceEngine:
         """One that has served a batch of other programs, or that decodes in the steady state."""
@@ -47,7 +46,6 @@ class Setup:
             plugin=self.plugin if arm == SGL else {},
             longest_query=self.longest_query,
             writes_noise=self.writes_noise,
-            host_speed=self.host_speed,
         )
         if is_steady:
             engine.run_passes(_FIRST_STEADY_PASSES)

@@ -24,7 +24,7 @@ from benchmarks.ab.workloads.json_regex import CHARACTER
 from benchmarks.ab.workloads.json_schema import MAX_SCHEMA_CHARACTERS
 from benchmarks.ab.workloads.tool_calls import NUM_TOOLS, TOOLS
 from benchmarks.models import DEMO_MODEL
-from benchmarks.schemas import is_plain, schemas
+from benchmarks.schemas import plain_schemas
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -62,9 +62,6 @@ class Vocabulary:
 
 DEMO = Vocabulary(DEMO_MODEL, 4096)
 """The shipped model's."""
-
-PADDED = Vocabulary(DEMO_MODEL, 152_064)
-"""The same with ids without text, up to the size of Qwen 2.5's."""
 
 
 def mistral(folder: Path) -> Vocabulary:
@@ -146,9 +143,9 @@ def _schemas_with_instance() -> list[tuple[str, str]]:
     space, as vLLM holds it to. To compile one for a large vocabulary takes a second."""
     compact = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
     found = []
-    for one in schemas(None):
+    for one in plain_schemas(None, MAX_SCHEMA_CHARACTERS):
         valid = [instance.text for instance in one.instances if instance.valid]
-        if valid and len(one.text) <= MAX_SCHEMA_CHARACTERS and is_plain(json.loads(one.text)):
+        if valid:
             found.append((one.text, compact(json.loads(valid[0]))))
     return found[::3]
 

@@ -207,8 +207,8 @@ def _result(content: dict[str, Any], file: Path) -> Result:
 
 def _model(content: Mapping[str, Any]) -> str:
     """Of a folder only its name: where it lies says nothing to others."""
-    model = content["model"]
-    return Path(model).name if _is_path(model) else model
+    model: str = content["model"]
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
@@ -234,10 +234,6 @@ def _spreads(content: Mapping[str, Any]) -> dict[str, Spread]:
 def _in_words(cores: int, processor: str, accelerator: str | None) -> str:
     words = f"{cores} {'core' if cores == 1 else 'cores'} of {processor}"
     return f"{words} and {accelerator}" if accelerator else words
-
-
-def _is_path(value: object) -> bool:
-    return Path(str(value)).is_absolute()
 
 
 # -- telling apart

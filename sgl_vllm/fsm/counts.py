@@ -138,15 +138,12 @@ def _target(root: Any, reference: str) -> Any:
         return None
     node = root
     for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
         try:
-            node = node[int(part)] if isinstance(node, list) else node[_unescaped(part)]
+            node = node[int(part)] if isinstance(node, list) else node[name]
         except (KeyError, IndexError, ValueError, TypeError):
             return None
     return node
-
-
-def _unescaped(part: str) -> str:
-    return part.replace("~1", "/").replace("~0", "~")
 
 
 def _checked(keyword: str, value: Any) -> int:

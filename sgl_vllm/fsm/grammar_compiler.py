@@ -282,7 +282,8 @@ class _Compiler:
             self._grammar.text(word): rule
             for word, rule in zip(pairs[::2], pairs[1::2], strict=True)
         }
-        excluded = _shortest({*self._excluded(numbers)})
+        found = {*self._excluded(numbers)}  # a text without the shortest of them has none
+        excluded = frozenset(one for one in found if not any(w in one for w in found - {one}))
         words = {one: rule for one, rule in words.items() if not any(w in one for w in excluded)}
         if not words and not excluded:
             return of_pattern(r"[\s\S]*").expression
@@ -331,11 +332,6 @@ def _made_dfa(pattern: Pattern) -> ByteDfa:
         np.concatenate([np.array(empties, np.int32), edges[is_empty][:, [0, 3]].astype(np.int32)]),
         last,
     )
-
-
-def _shortest(words: set[bytes]) -> frozenset[bytes]:
-    """Those that contain no other one: a text without these has none of `words`."""
-    return frozenset(one for one in words if not any(other in one for other in words - {one}))
 
 
 def _repeated(part: Expression, low: int, high: int | None) -> Expression:

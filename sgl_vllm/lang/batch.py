@@ -139,7 +139,6 @@ class Batch:
         )
         run = state._stream.run
         self._runs.add(run)
-        error = None
         try:
             with run.canceled_on_error(self.timeout_s):
                 if self.body.is_async:
@@ -147,13 +146,12 @@ class Batch:
                 else:
                     await self._in_thread(self.body._call, state, **item)
                 await run.all_ended()
-        except BaseException as raised:  # such as "can't start new thread"
-            error = raised
-        self._runs.remove(run)  # first: what is in there is canceled at the end of the batch
-        if error is None:
-            future.set_result(state)
-        else:
+        except BaseException as error:  # such as "can't start new thread"
+            self._runs.remove(run)  # first: what is in there is canceled at the end of the batch
             future.set_exception(error)
+        else:
+            self._runs.remove(run)
+            future.set_result(state)
 
     async def _in_thread(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         call = functools.partial(function, *args, **kwargs)

@@ -20,6 +20,7 @@ from sgl_vllm.lang.prompts import ChatPrompt, Prompt
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import each_of
 from sgl_vllm.lang.speculation import Ahead, AheadBudget, Lookout, can_be_speculated
+from sgl_vllm.lang.text import shortened
 from sgl_vllm.lang.transcript import GenMeta, Transcript, Variable
 from sgl_vllm.lang.usage import Usage
 from sgl_vllm.protocol.hints import Hints
@@ -135,7 +136,7 @@ class Generation:
             answer = await self._backend.generate(request)
         except BackendError as error:
             if error.status == 400 and (constraint := request.constraint) is not None:
-                shown = _shortened(constraint.text)
+                shown = shortened(constraint.text, MAX_SHOWN_CHARS)
                 error.add_note(f"The request's {constraint.kind.name}: {shown}")
             raise
         if not stop.patterns:
@@ -295,10 +296,7 @@ def _read_as(expr: Gen, generated: Generated) -> object:
         reason = "it was cut off, raise max_tokens" if is_cut else str(error)
         if "\n" in reason:  # pydantic's, which the traceback shows as the cause
             reason = "see the error above"
+        shown = shortened(text, MAX_SHOWN_CHARS)
         raise ValueError(
-            f"the generated text {_shortened(text)!r} does not have the required form: {reason}"
+            f"the generated text {shown!r} does not have the required form: {reason}"
         ) from error
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."

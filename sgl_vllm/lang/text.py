@@ -19,6 +19,10 @@ def check_unicode(text: str) -> None:
         ) from None
 
 
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
 def filled(template: str, **fields: str | int) -> str:
     """A template with its fields. ValueError for one that has others."""
     try:

@@ -27,10 +27,6 @@ MAX_AT_ONCE = 8
 Seen: TypeAlias = State | ProgramGroup[Any]
 
 
-def _run_of(state: Seen) -> Run:
-    return (state._parent if isinstance(state, ProgramGroup) else state)._stream.run
-
-
 def to_html(state: Seen) -> str:
     """The state as a self-contained HTML fragment, with inline style and without scripts, in light
     or dark colors as the reader's system prefers. Notebooks show this for a state or a group.
@@ -72,7 +68,7 @@ def why(state: Seen) -> dict[str, int]:
     requests. Waits for nothing but the server's answers: one request for each generation that has
     ended by now. Raises BackendError if the server does not answer.
     """
-    run = _run_of(state)
+    run = (state._parent if isinstance(state, ProgramGroup) else state)._stream.run
     background = run.background
     background.wait_for(background.start(_ask_why(run)))
     missed: Counter[str] = Counter()

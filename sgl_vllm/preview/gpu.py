@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any  # Any: what vLLM and PyTorch are asked
 
 import torch
@@ -62,11 +63,7 @@ class _Driver:
 def _allow_cuda() -> None:
     """Let layers ask PyTorch for a stream, or for a tensor on the GPU."""
     _CudaAsMeta().__enter__()
-    torch.cuda.Stream = torch.cuda.Event = torch.accelerator.empty_cache = _Unused
-
-
-class _Unused:
-    """What layers keep for their kernels."""
+    torch.cuda.Stream = torch.cuda.Event = torch.accelerator.empty_cache = SimpleNamespace
 
 
 class _CudaAsMeta(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is read as Any

@@ -87,10 +87,11 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     if problem := _problem_of(extra_args):
         logger.warning("The hints of request %s are ignored: %s", quoted(request_id), problem)
         return NO_HINTS
+    ends = extra_args.get(ENDS, 0)
     hints = Hints(
         extra_args.get(PROGRAM),
         extra_args.get(FORK_GROUP),
-        _read_ends(extra_args.get(ENDS, 0)),
+        ends if isinstance(ends, int) and ends > 1 else int(bool(ends)),
         extra_args.get(NEXT_TOOL),
         extra_args.get(NEXT_IN_S),
         bool(extra_args.get(AHEAD, 0)),
@@ -119,10 +120,6 @@ def write_hints(hints: Hints) -> dict[str, Any]:
         if value is not None
     }
     return cut if hints.graph is None else {**cut, GRAPH: hints.graph}
-
-
-def _read_ends(value: object) -> int:
-    return value if isinstance(value, int) and value > 1 else int(bool(value))
 
 
 def _problem_of(extra_args: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,7 +126,8 @@ def _read_step(index: int, written: object) -> Step:
     waits_for = written.get("waits_for", [])
     if not isinstance(waits_for, list) or len(waits_for) > MAX_STEPS:
         raise ValueError(f"waits_for of step {index} is not a list of steps")
-    if not _are_earlier(waits_for if after is None else [after, *waits_for], index):
+    needed = waits_for if after is None else [after, *waits_for]
+    if not all(type(step) is int and 0 <= step < index for step in needed):
         raise ValueError(f"step {index} does not only need earlier steps")
     if tool is not None and not (isinstance(tool, str) and _is_name(tool)):
         raise ValueError(f"tool of step {index} is not a name of at most {MAX_TOOL_CHARS} letters")
@@ -138,10 +138,6 @@ def _is_name(text: str) -> bool:
     """Half of a surrogate pair is none: no answer of the server could have it."""
     has_surrogates = any("\ud800" <= char <= "\udfff" for char in text)
     return len(text) <= MAX_TOOL_CHARS and not has_surrogates
-
-
-def _are_earlier(steps: Sequence[object], index: int) -> bool:
-    return all(type(step) is int and 0 <= step < index for step in steps)
 
 
 def read_step_name(text: object) -> StepName | None:

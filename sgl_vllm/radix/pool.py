@@ -143,19 +143,16 @@ class RadixBlockPool(MarkedBlockPool):
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
         try:
-            self._discard_request(request)
+            if self.inexact:  # with the tree off, too: it holds blocks of others
+                self.inexact.end(request.request_id)
+            self._scheduled.pop(request.request_id, None)
+            if request.is_finished():
+                self.records.discard(request)
+            else:
+                self.records.leave_tree(request)
+            self.loads.discard(request)
         except Exception:
             self._breaker.trip()
-
-    def _discard_request(self, request: Request) -> None:
-        if self.inexact:  # with the tree off, too: it holds blocks of others
-            self.inexact.end(request.request_id)
-        self._scheduled.pop(request.request_id, None)
-        if request.is_finished():
-            self.records.discard(request)
-        else:
-            self.records.leave_tree(request)
-        self.loads.discard(request)
 
     def may_be_copied(self, num_tokens: int, last_blocks: list[int]) -> bool:
         """Whether the blocks that hold the last of `num_tokens` may be copied before this step's

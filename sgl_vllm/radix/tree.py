@@ -284,17 +284,14 @@ class RadixTree(PrefixTree):
     def _evict_before_locked(self, num_blocks: int, evicted: list[int]) -> None:
         unlocked = [i for i in self.blocks.owners if i not in self.blocks.locked]
         if self.num_groups > 1:
-            unlocked.sort(key=self._cuts_nothing_off, reverse=True)
+            # First those that can be evicted alone: they are of no group of full attention.
+            unlocked.sort(key=lambda block_id: not any(block_id in one for one in self.components))
         for block_id in unlocked:
             if num_blocks <= 0:
                 break
             num_before = self.num_evictable_blocks
             evicted += self._evict_block(block_id)
             num_blocks -= num_before - self.num_evictable_blocks
-
-    def _cuts_nothing_off(self, block_id: int) -> bool:
-        """Whether it can be evicted alone: it is of no group of full attention."""
-        return any(block_id in component for component in self.components)
 
     def expire(self, unused_since: float) -> list[int]:
         """Evict what is not locked and has not been used since `unused_since`, on the tree's clock.

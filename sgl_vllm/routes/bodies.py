@@ -214,28 +214,27 @@ class Prefix(Body):
             raise HTTPException(400, f"this cannot be tokenized: {one_line(error)}") from None
 
 
-class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):
+class _Bounded:
     """A request to vLLM's `/tokenize` for a prompt that the model is to run.
 
     `/tokenize` accepts a text of any length. This refuses one that cannot fit into the model's
     context, by its number of characters, before it is tokenized.
     """
 
-    def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
-        return _bounded(model_config, self.add_special_tokens)
-
-
-class BoundedTokenizeChatRequest(TokenizeChatRequest):
-    """The same for the messages of a chat."""
+    add_special_tokens: bool
 
     def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
-        return _bounded(model_config, self.add_special_tokens)
+        return TokenizeParams(
+            max_total_tokens=model_config.max_model_len, add_special_tokens=self.add_special_tokens
+        )
 
 
-def _bounded(model_config: ModelConfig, add_special_tokens: bool) -> TokenizeParams:
-    return TokenizeParams(
-        max_total_tokens=model_config.max_model_len, add_special_tokens=add_special_tokens
-    )
+class BoundedTokenizeCompletionRequest(_Bounded, TokenizeCompletionRequest):
+    """Such a request for a text."""
+
+
+class BoundedTokenizeChatRequest(_Bounded, TokenizeChatRequest):
+    """Such a request for the messages of a chat."""
 
 
 TokenizeRequest = BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest

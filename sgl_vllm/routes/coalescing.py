@@ -49,7 +49,8 @@ class Coalescer(Generic[Answer]):
         run = self._next.get(key)
         if run is None:
             run = self._next[key] = asyncio.create_task(self._run(key, make))
-            run.add_done_callback(_retrieve)
+            # If all callers have left, nothing else reads an exception, and asyncio would log it.
+            run.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(run)
 
     async def _run(self, key: Hashable, make: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -72,9 +73,3 @@ class Coalescer(Generic[Answer]):
             finally:
                 rest_s = min(self._rest * (now_s() - begin_s), MAX_REST_S)
                 self._rests_until_s = now_s() + rest_s
-
-
-def _retrieve(run: asyncio.Task[Answer]) -> None:
-    """If all callers have left, nothing else reads the exception, and asyncio would log it."""
-    if not run.cancelled():
-        run.exception()

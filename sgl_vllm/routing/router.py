@@ -81,7 +81,7 @@ class PrefixRouter:
 
     Args:
         block_size: tokens per KV block of the engines.
-        capacity_tokens: the size of a worker's cache, unless `add_worker` says otherwise.
+        capacity_tokens: the size of each worker's cache.
         max_age_s: without events, prompts sent longer ago do not count as cached.
         cost: see `CostModel`.
         clock: monotonic seconds.
@@ -117,9 +117,7 @@ class PrefixRouter:
         """In the order in which they were added."""
         return list(self._workers)
 
-    def add_worker(
-        self, worker: Worker, *, capacity_tokens: int | None = None, has_events: bool = False
-    ) -> None:
+    def add_worker(self, worker: Worker, *, has_events: bool = False) -> None:
         """Adds a worker, which can be chosen from now on.
 
         Raises:
@@ -131,8 +129,7 @@ class PrefixRouter:
         if slot == len(self._slots):
             self._slots.append(None)
         bit = 1 << slot
-        capacity = self.capacity_tokens if capacity_tokens is None else capacity_tokens
-        approx = ApproxCache(self._approx_index, bit, capacity // self.block_size)
+        approx = ApproxCache(self._approx_index, bit, self.capacity_tokens // self.block_size)
         events = KvEventCache(self._event_index, worker, bit, self._hasher) if has_events else None
         self._slots[slot] = self._workers[worker] = _WorkerState(worker, slot, approx, events)
         self._book.open_slot(slot)

@@ -30,11 +30,6 @@ class ChoicesSamplingMethod:
         self.method = method
         self._details = details
 
-    @property
-    def requires_unconditional_logprobs(self) -> bool:
-        """Whether `unconditional_token_logprobs` is needed, which takes one more request."""
-        return self.method.needs_unconditional
-
     def __call__(
         self, *, choices: list[str], unconditional_token_logprobs: Any = None, **scored: Any
     ) -> ChoicesDecision:

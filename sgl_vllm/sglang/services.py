@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official 
 
 from sgl_vllm.lang.backends import anthropic_service, openai_service
 from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.openai_client import without_none
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend
 from sgl_vllm.lang.constraints import dtype_constraint
@@ -66,7 +67,7 @@ class LiteLLM(BaseBackend):
         default_headers: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        given = _given(extra_headers=default_headers, **options)
+        given = without_none(extra_headers=default_headers, **options)
         super().__init__(
             _LiteLLM(model_name, timeout_s=timeout, **given), model_name, chat_template
         )
@@ -80,7 +81,7 @@ class VertexAI(BaseBackend):
     @suggests
     def __init__(self, model_name: str, safety_settings: Any = None) -> None:
         if project := os.environ.get("GCP_PROJECT_ID"):
-            place = _given(
+            place = without_none(
                 vertex_project=project,
                 vertex_location=os.environ.get("GCP_LOCATION"),
                 safety_settings=safety_settings,
@@ -91,11 +92,6 @@ class VertexAI(BaseBackend):
         else:
             raise ValueError("VertexAI needs GCP_PROJECT_ID or GEMINI_API_KEY to be set")
         super().__init__(backend, model_name)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 # --- OpenAI --------------------------------------------------------------------------------------

@@ -53,18 +53,6 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     return path
 
 
-def http_request(url: str, json: Any = None, api_key: str | None = None) -> httpx.Response:
-    """Send a request, which is a POST if it has a body."""
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    how = "GET" if json is None else "POST"
-    return httpx.request(url=url, method=how, json=json, headers=headers, timeout=600)
-
-
-def normalize_base_url(host: str, port: int) -> str:
-    """The URL of a server, whose host may begin with a scheme."""
-    return f"{host if '://' in host else f'http://{host}'}:{port}"
-
-
 print_highlight = print
 
 

@@ -156,9 +156,8 @@ def _entries_of(path: Path, folder: Path) -> Iterator[Entry]:
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 yield entry(Kind.ATTRIBUTE, node, node.target.id, owner, parts)
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                if not _is_type_variable(node.value):
-                    yield entry(Kind.ATTRIBUTE, node, name, owner, parts)
+                if not ast.unparse(node.value).startswith("TypeVar("):
+                    yield entry(Kind.ATTRIBUTE, node, node.targets[0].id, owner, parts)
             elif isinstance(node, ast.ImportFrom):  # a re-export: `from x import y as y`
                 for alias in node.names:
                     if alias.asname is not None:
@@ -203,10 +202,6 @@ def _notes_of_parameters(
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if one.lineno not in (node.lineno, node.end_lineno) and one.lineno in notes:
             yield one.arg, notes[one.lineno]
-
-
-def _is_type_variable(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value.func) == "TypeVar"
 
 
 def _without(names: Iterable[str], parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:

@@ -12,11 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Network(LlamaForCausalLM):
-    """Llama with tied embeddings, by default in the sizes of the demo model."""
+    """Llama with tied embeddings, in the sizes of the demo model."""
 
     @classmethod
-    def of(cls, **sizes: int) -> Network:
-        """A network with random weights; `sizes` as in transformers' `LlamaConfig`."""
+    def of(cls) -> Network:
+        """A network with random weights."""
         config = {
             "vocab_size": 4096,
             "hidden_size": 256,
@@ -28,7 +28,6 @@ class Network(LlamaForCausalLM):
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
-            **sizes,
         }
         network = cls(LlamaConfig(**config))
         for name, weight in network.model.named_parameters():

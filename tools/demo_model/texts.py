@@ -182,12 +182,8 @@ def tip_chat(rng: Random) -> str:
     return chat(rng, turns)
 
 
-def combined(sentences: Sequence[str]) -> str:
-    """The summary of some notes: the notes themselves, joined."""
-    return " ".join(sentences)
-
-
 def summary_chat(rng: Random) -> str:
+    """The summary of some notes is the notes themselves, joined."""
     kind = rng.random()
     if kind < 0.45:
         country = rng.choice(world.COUNTRIES)
@@ -200,7 +196,7 @@ def summary_chat(rng: Random) -> str:
         notes = [fact.sentence for fact in rng.sample(ALL_FACTS, rng.choice((2, 3, 4)))]
     mark = say(rng, "note", "{}", number="{number}")
     listed = "\n".join(mark.format(note, number=i) for i, note in enumerate(notes, 1))
-    return chat(rng, [(say(rng, "combine", listed), combined(notes))])
+    return chat(rng, [(say(rng, "combine", listed), " ".join(notes))])
 
 
 def subject_text(rng: Random, subject: str) -> str:

@@ -4,7 +4,7 @@
     python3 tools/gpu/install.py FOLDER/piece-2 FOLDER/piece-3
     python3 tools/gpu/install.py                           # what is here, what is missing
 
-Pieces are kept in `--store` (outside the checkout: what a call carries, the next may remove) until
+Pieces are kept in `STORE` (outside the checkout: what a call carries, the next may remove) until
 all are there; then the whole is verified and unpacked, and this package installed beside it. The
 `.venv` sees all that the Python which runs this sees, but what was carried comes first. Run again,
 it goes on where it stopped, and does nothing once it is done. Standard library only.
@@ -40,21 +40,20 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pieces", nargs="*", type=Path, help="folders that pack.py made")
-    parser.add_argument("--store", type=Path, default=STORE, help=f"default {STORE}")
     arguments = parser.parse_args(argv)
     for folder in arguments.pieces:
-        keep(folder, arguments.store)
-    manifest = stored(arguments.store)
+        keep(folder, STORE)
+    manifest = stored(STORE)
     if manifest is None:
         raise SystemExit(
-            f"install: there is no piece in {arguments.store}: make them with tools/gpu/pack.py on "
+            f"install: there is no piece in {STORE}: make them with tools/gpu/pack.py on "
             "a machine with network, carry them here and name their folders (where there is "
             "network, `make install` is all)"
         )
-    if missing := [name for name in manifest["pieces"] if not (arguments.store / name).exists()]:
+    if missing := [name for name in manifest["pieces"] if not (STORE / name).exists()]:
         step(f"{manifest['title']}: missing: {', '.join(missing)}")
         return MISSING
-    install(manifest, arguments.store, ROOT / ".venv")
+    install(manifest, STORE, ROOT / ".venv")
     return 0
 
 

@@ -35,6 +35,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = Path(__file__).with_name("image.txt")
 PINS = ROOT / "constraints" / "common.txt"
+VLLM, PYTHON = "0.32.0", "3.12"
+"""The versions that the machine gets, and has."""
 MIB = 2**20
 PIECE_MIB = 50
 """At most: the carrier takes 64 MiB a call, this repository included."""
@@ -76,18 +78,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="for the downloads and the pieces")
-    parser.add_argument("--vllm", default="0.32.0", metavar="VERSION", help="default 0.32.0")
-    parser.add_argument("--python", default="3.12", metavar="X.Y", help="of the machine (3.12)")
     parser.add_argument("--image", type=Path, default=IMAGE, metavar="FILE", help="what it has")
     parser.add_argument(
         "--flash-attention", type=int, choices=(2, 3), default=3, help="3 is Hopper's (default)"
     )
     arguments = parser.parse_args()
     image = image_of(arguments.image.read_text())
-    downloads = arguments.folder / f"download-{arguments.vllm}-cp{arguments.python}"
-    wanted = [f"vllm=={arguments.vllm}", *needed(PINS.read_text(), image)]
-    step(f"downloading {len(wanted)} wheels for Python {arguments.python} into {downloads}")
-    wheels = download(wanted, downloads, arguments.python)
+    downloads = arguments.folder / f"download-{VLLM}-cp{PYTHON}"
+    wanted = [f"vllm=={VLLM}", *needed(PINS.read_text(), image)]
+    step(f"downloading {len(wanted)} wheels for Python {PYTHON} into {downloads}")
+    wheels = download(wanted, downloads)
     attention = f"vllm/vllm_flash_attn/_vllm_fa{arguments.flash_attention}_C.abi3.so"
 
     def is_kept(name: str) -> bool:
@@ -98,8 +98,7 @@ def main() -> None:
     archive = arguments.folder / "site.tar.xz"
     step(f"compressing into {archive} (minutes)")
     write_archive(wheels, archive, is_kept)
-    title = f"vllm {arguments.vllm}, Python {arguments.python}"
-    pieces = split(archive, arguments.folder, PIECE_MIB * MIB, title)
+    pieces = split(archive, arguments.folder, PIECE_MIB * MIB, f"vllm {VLLM}, Python {PYTHON}")
     archive.unlink()
     sizes = ", ".join(f"{piece.stat().st_size / MIB:.1f} MiB" for piece in pieces)
     step(f"{len(pieces)} pieces in {arguments.folder}: {sizes}")
@@ -128,12 +127,12 @@ def needed(pins: str, image: Image) -> list[str]:
     ]
 
 
-def download(wanted: Sequence[str], folder: Path, python: str) -> list[Path]:
+def download(wanted: Sequence[str], folder: Path) -> list[Path]:
     """The wheels of `wanted` in `folder`; what is there already is not fetched again."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--implementation", "cp"]
-    command += ["--python-version", python, "--dest", str(folder), *wanted]
+    command += ["--python-version", PYTHON, "--dest", str(folder), *wanted]
     old = ("manylinux2014", "manylinux2010", "manylinux1")
     for platform in (*(f"manylinux_2_{number}" for number in GLIBC_OF_WHEELS), *old):
         command += ["--platform", f"{platform}_x86_64"]

@@ -6,7 +6,7 @@
     python3 tools/gpu/suite.py --minutes 9            # what fits; called again, it goes on
     python3 tools/gpu/suite.py --jobs 8               # tests side by side, then what measures time
 
-Results are in `--out` (gpu-results): per step a log, what it measured (JSON, junit) and how it
+Results are in gpu-results: per step a log, what it measured (JSON, junit) and how it
 ended, and `summary.md`. A step that passed is not run again, one that failed or was stopped at its
 limit is; comparisons go on with the workloads that are not there yet. No failure stops the rest.
 
@@ -206,10 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="at once, of steps that measure no time"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--pieces", type=Path, nargs="+", default=[], metavar="FOLDER")
     arguments = parser.parse_args(argv)
-    steps, out = all_steps(), arguments.out
+    steps, out = all_steps(), RESULTS
     try:
         wanted = chosen(steps, arguments.steps)
     except ValueError as error:

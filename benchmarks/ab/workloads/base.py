@@ -89,7 +89,7 @@ class Texts:
             raise ValueError(f"--data: cannot read {self.data / name}: {error}") from error
 
 
-_TABLE: dict[str, dict[str, Any]] = tomllib.loads(
+TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("workloads.toml").read_text()
 )
 
@@ -150,7 +150,7 @@ class Workload:
         cls, name: str, program: sgl.Program, items: Callable[[Texts, int], list[Item]], **more: Any
     ) -> Workload:
         """With what `workloads.toml` says of it."""
-        return cls(name=name, program=program, items=items, **_TABLE[name], **more)
+        return cls(name=name, program=program, items=items, **TABLE[name], **more)
 
 
 def _one_token_words(tokenizer: Tokenizer) -> list[str]:

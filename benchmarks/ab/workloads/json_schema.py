@@ -8,11 +8,9 @@ writes nothing else.
 
 from __future__ import annotations
 
-import json
-
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item, Texts, Workload
-from benchmarks.schemas import is_plain, schemas
+from benchmarks.schemas import plain_schemas
 
 MAX_SCHEMA_CHARACTERS = 1500
 MAX_TOKENS = 256
@@ -30,11 +28,7 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
 
     Raises ValueError if there are none.
     """
-    usable = [
-        one.text
-        for one in schemas(texts.data)
-        if len(one.text) <= MAX_SCHEMA_CHARACTERS and is_plain(json.loads(one.text))
-    ]
+    usable = [one.text for one in plain_schemas(texts.data, MAX_SCHEMA_CHARACTERS)]
     if not usable:
         raise ValueError(f"--data: no schema of {MAX_SCHEMA_CHARACTERS} characters or less")
     return [{"schema": usable[index]} for index in texts.order(num_requests, len(usable))]

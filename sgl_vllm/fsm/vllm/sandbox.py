@@ -99,10 +99,6 @@ class XgrammarSandbox(SandboxedCompiler):
             lambda: tokenizer_info().serialize_json().encode(),
         )
 
-    def check_calls(self, calls: Sequence[XgrammarCall], title: str) -> None:
-        """As `check`, for calls of xgrammar's compiler."""
-        self.check(json.dumps(calls).encode(), title)
-
     def parsed(self, call: XgrammarCall, title: str) -> ParsedGrammar | None:
         """The grammar that xgrammar makes of a call's argument; None if it makes none. Raises as
         `check`."""

@@ -129,7 +129,8 @@ class StockBackends:
         self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
     ) -> StructuredOutputGrammar:
         form = FORMATS[request_type]
-        self._xgrammar_sandbox.check_calls(form.xgrammar_calls(spec, self._dialect), form.title)
+        calls = form.xgrammar_calls(spec, self._dialect)
+        self._xgrammar_sandbox.check(json.dumps(calls).encode(), form.title)
         grammar = within_limits(
             lambda: self._xgrammar.compile_grammar(request_type, spec, stop_token_ids),
             form.title,

@@ -108,7 +108,7 @@ class OpenAIBackend(ClientBackend):
             "input": request.text,
             "voice": self.library().NOT_GIVEN if voice.name is None else voice.name,
             "response_format": voice.format,
-            "extra_body": _given(
+            "extra_body": without_none(
                 instructions=voice.instructions,
                 speed=voice.speed,
                 stream_format=None if request.watch is None else "sse",
@@ -138,7 +138,7 @@ class OpenAIBackend(ClientBackend):
         if request.options.model is not None:
             body["model"] = request.options.model
         body["modalities"] = ["text", "audio"]
-        body["audio"] = _given(voice=voice.name, format=file_format)
+        body["audio"] = without_none(voice=voice.name, format=file_format)
         body |= request.options.extra_body
         url = f"{self.base_url}/chat/completions"
         if streamed_to is None:
@@ -171,7 +171,7 @@ class OpenAIBackend(ClientBackend):
         given: Json = {
             "model": request.options.model or await self.model_name(),
             "prompt": request.description,
-            "extra_body": _given(size=request.size) | dict(request.options.extra_body),
+            "extra_body": without_none(size=request.size) | dict(request.options.extra_body),
         }
         answer = await self._json(lambda client: client.images.generate(**given))
         with self.reading():
@@ -189,7 +189,7 @@ class OpenAIBackend(ClientBackend):
         given: Json = {
             "model": request.options.model or await self.model_name(),
             "file": (f"audio.{_ENDINGS.get(ending, ending)}", audio.data, audio.media_type),
-            "extra_body": _given(language=request.language, prompt=request.hint)
+            "extra_body": without_none(language=request.language, prompt=request.hint)
             | dict(request.options.extra_body),
         }
         answer = await self._json(lambda client: client.audio.transcriptions.create(**given))
@@ -216,7 +216,7 @@ class OpenAIBackend(ClientBackend):
         return Media.of(data, kind)
 
 
-def _given(**options: object) -> Json:
+def without_none(**options: object) -> Json:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 

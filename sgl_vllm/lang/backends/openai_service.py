@@ -78,11 +78,6 @@ def options_body(sampling: Sampling, *, chat: bool) -> Json:
     return body
 
 
-def _stops_to_watch(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """All stop texts if there are more than the API takes, else none."""
-    return stop if isinstance(stop, tuple) and len(stop) > MAX_STOPS else ()
-
-
 def without_defaults(body: Json) -> Json:
     """`body` without options at the API's default, which some models reject even so."""
     return {k: v for k, v in body.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
@@ -120,10 +115,11 @@ class OpenAIRequests(ScorelessBackend):
             if not self.is_chat_model:
                 self.refuse("json_schema on a completion model", "use a chat model")
             body["response_format"] = response_format(schema)
+        stop = sampling.stop
         return await self.generate_until(
             body,
             request,
-            _stops_to_watch(sampling.stop),
+            stop if isinstance(stop, tuple) and len(stop) > MAX_STOPS else (),
             f"the API takes {MAX_STOPS} stop texts: the client watches for all, and cuts there",
         )
 

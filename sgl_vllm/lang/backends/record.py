@@ -33,6 +33,7 @@ from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media, ServiceOptions
 from sgl_vllm.lang.prompts import ChatPrompt, Prompt, TextPrompt
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.text import shortened
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -283,12 +284,9 @@ def _differences(asked: Json, recorded: Json) -> Iterator[str]:
         elif name == "prompt":
             yield _prompt_difference(_text_of(asked), _text_of(recorded))
         else:
-            shown = (json.dumps(one, ensure_ascii=False) for one in (now, then))
-            yield "{} is {}, was {}".format(name, *(_cut(one, 3 * _SHOWN_CHARS) for one in shown))
-
-
-def _cut(text: str, num_chars: int) -> str:
-    return text if len(text) <= num_chars else text[:num_chars] + "…"
+            written = (json.dumps(one, ensure_ascii=False) for one in (now, then))
+            is_now, was = (shortened(one, 3 * _SHOWN_CHARS) for one in written)
+            yield f"{name} is {is_now}, was {was}"
 
 
 def _prompt_difference(asked: str, recorded: str) -> str:
@@ -297,7 +295,7 @@ def _prompt_difference(asked: str, recorded: str) -> str:
     place = _common_length(asked, recorded)
     begin = max(0, place - _SHOWN_CHARS // 3)
     now, then = (
-        repr("…" * (begin > 0) + _cut(text[begin:], place + _SHOWN_CHARS - begin))
+        repr("…" * (begin > 0) + shortened(text[begin:], place + _SHOWN_CHARS - begin))
         for text in (asked, recorded)
     )
     return f"the prompt at character {place} is {now}, was {then}"

@@ -75,7 +75,10 @@ class ScorelessBackend(ServiceBackend):
         It is sent at temperature 0, or at the default temperature if the model does not accept
         one.
         """
-        self.warn_that_it_chooses(how)
+        self.warn_once(
+            f"select lets the model choose, by {how}: there are no scores, and the choice may "
+            f"differ from that of a server with scores"
+        )
         try:
             (answer, *_), usage = await self.texts({**body, "temperature": 0.0}, None)
         except BackendError as error:
@@ -92,12 +95,6 @@ class ScorelessBackend(ServiceBackend):
                 f"the JSON schema in the request"
             )
         return ChoiceAnswer(choices.index(choice), usage)
-
-    def warn_that_it_chooses(self, how: str) -> None:
-        self.warn_once(
-            f"select lets the model choose, by {how}: there are no scores, and the choice may "
-            f"differ from that of a server with scores"
-        )
 
 
 class StopWatch:

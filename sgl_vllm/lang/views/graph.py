@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sgl_vllm.lang.ir import Role, RoleBegin, RoleEnd
+from sgl_vllm.lang.text import shortened
 from sgl_vllm.lang.tracing.nodes import Evaluate, Node, TracedFork, TracedJoin, Write
 from sgl_vllm.lang.tracing.standin import source_of
 from sgl_vllm.lang.transcript import SpanKind
@@ -41,10 +42,6 @@ _KINDS: dict[str, SpanKind] = {
 """By the first word of an operation. All others are shown as tools are."""
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def as_text(graph: Graph) -> str:
     """The graph for a terminal: a block per stream, an operation per line with its number, what
     it reads, and where that comes from."""
@@ -54,7 +51,7 @@ def as_text(graph: Graph) -> str:
     for stream in graph.streams:
         lines.append(str(stream))
         for node in graph.nodes_of(stream.index):
-            words = _shortened(str(node), 100)
+            words = shortened(str(node), 100)
             lines.append(f"  {node.index:>4}  {words}" + _after(node))
     if graph.returned is not None:
         lines.append(f"returns {source_of(graph.returned)}")
@@ -113,7 +110,7 @@ def _piece(node: Node) -> Piece:
         return Piece(kind, (Slice(node.operation.text),), facts=tuple(facts))
     called = shown.partition(" ")[0]
     name = next((made.name for made in node.writes), None) or called
-    return Piece(_KINDS.get(called, "tool"), (), name, (_shortened(shown, 2000), *facts))
+    return Piece(_KINDS.get(called, "tool"), (), name, (shortened(shown, 2000), *facts))
 
 
 def as_html(graph: Graph) -> str:
