@@ -97,7 +97,10 @@ class Run:
     def _end_function(self, error: BaseException | None) -> None:
         assert self.function_done is not None
         with contextlib.suppress(InvalidStateError):  # a canceled run: its readers know
-            self.function_done.set_exception(error)  # None: it has returned
+            if error is not None:
+                self.function_done.set_exception(error)
+            else:
+                self.function_done.set_result(None)
 
     @property
     def has_returned(self) -> bool:
