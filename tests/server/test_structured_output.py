@@ -296,7 +296,11 @@ def test_json_has_the_whitespace_of_its_request_in_every_way_to_ask(complete, cl
     spaced = complete({"json": RECORD}, extra_body=xargs("spaced"), **HOT).choices[0].text
     assert spaced == json.dumps(json.loads(spaced))
     follows = complete({"json": RECORD}, extra_body=xargs("follow"), **HOT).choices[0].text
-    styles = [{"separators": (",", ":")}, {}, *({"indent": unit} for unit in (1, 2, 3, 4, "\t"))]
+    styles: list[dict[str, Any]] = [
+        {"separators": (",", ":")},
+        {},
+        *({"indent": unit} for unit in (1, 2, 3, 4, "\t")),
+    ]
     assert follows in [json.dumps(json.loads(follows), **style) for style in styles]
     with pytest.raises(openai.BadRequestError, match="must be one of any, compact, spaced, follow"):
         complete({"json": RECORD}, extra_body=xargs("tight"))
