@@ -18,7 +18,7 @@ MEANINGS = """\
 A program is "waiting for a person" if its last answer calls no tool: a chat
 between two turns, or a program that has finished. It is "unknown" if this is
 its first answer: the server cannot tell whether another request will continue
-it. Most single requests end here.
+it. Most one-off requests stay in this state.
 """
 """What the states that the server infers mean, for `--help`."""
 

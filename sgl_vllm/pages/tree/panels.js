@@ -2,7 +2,7 @@
 
 const NUM_TOP_ROWS = 8;
 
-const READING = "A box is a run of tokens that the boxes below it continue. "
+const READING = "Each box is a run of tokens, and the boxes below it continue it. "
   + "×3: it was found in the cache three times. 12 s: the time since its last use.";
 const TEXT_IS_OFF = " Shared by 2: two cached sequences go through it. This server does not show the "
   + "text of prompts. With --plugin-config tree_text=true, everyone with its API key can read it here.";
