@@ -154,7 +154,7 @@ def test_a_wrong_argument_is_an_error_at_the_start():
         pass
 
 
-# -- approximate reuse
+# -- the end
 
 
 async def tasks() -> list[str]:

@@ -171,6 +171,8 @@ def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeyp
         cache.allocate(request, (blocks, num_read))
         answer = explained(cache, request)
         assert by_token(answer) == wanted
+        for cause in answer["causes"]:
+            assert ("before_s" in cause) == (cause["cause"] in ("evicted", "expired", "flushed"))
         assert answer["num_cached_tokens"] == num_read
         assert answer["num_missed_tokens"] == len(prompt) - num_read
         sums.update(wanted)

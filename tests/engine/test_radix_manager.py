@@ -171,6 +171,8 @@ def test_an_eviction_looks_at_the_pins_of_the_evicted_blocks_only(monkeypatch):
     assert not pins.block_ids
     pool = cache.manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+    pins.pin(PREFIX)
+    assert pins.all() and cache.manager.reset_prefix_cache() and not pins.all()
 
 
 def test_a_request_that_is_preempted_behind_two_passes_gets_the_tokens_of_both():

@@ -79,17 +79,6 @@ def test_choices_of_one_token_are_scored_as_next_tokens_in_one_request(server):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
 
 
-def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
-    class Older(Counting):
-        async def call(self, url, body=None, headers=None):
-            return await super().call(url.replace("/v1/sgl/score", "/v1/sgl/no"), body, headers)
-
-    backend = Older(server.url)
-    answer = wait_for(backend.score(TextPrompt(PROMPT), CHOICES, unconditional=False, warm=False))
-    assert len(answer.choices) == 3
-    assert backend.paths.count("/tokenize") == 4
-
-
 URL = {"url": "http://127.0.0.1:9/picture.png"}
 PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": URL}]}
 A: dict[str, Any] = {"prompt": "a"}

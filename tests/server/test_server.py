@@ -61,66 +61,6 @@ def test_a_pinned_prefix_stays_until_it_is_unpinned(server, http):
     assert server.metrics()["sgl_vllm:pinned_tokens"] == 0
 
 
-def test_too_large_a_pin_is_refused_with_the_reason(http):
-    (engine,) = http.get("/sgl/tree").json()["engines"]
-    num_pins = 1 + int(0.02 * engine["total_blocks"]) // 8  # of 8 blocks each
-    refused = [
-        http.post("/sgl/pin", json={"prompt": [n] * 1000}) for n in range(300, 300 + num_pins)
-    ]
-    assert [answer.status_code for answer in refused] == [200] * (num_pins - 1) + [409]
-    assert "blocks would be pinned and at most" in refused[-1].json()["error"]["message"]
-    flush(http)
-    assert http.get("/sgl/pins").json()["engines"] == [{"pins": []}]
-
-
-def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(http, client):
-    """Two tenants with a salt each, one without; the prompt is the same."""
-
-    def run(salt: str | None) -> int:
-        before = http.get("/sgl/stats").json()["radix"]["hit_tokens"]
-        extra = {"cache_salt": salt} if salt else {}
-        client.completions.create(model="demo", prompt=prompt, max_tokens=1, extra_body=extra)
-        return http.get("/sgl/stats").json()["radix"]["hit_tokens"] - before
-
-    flush(http)
-    prompt = list(range(400, 530))  # ends inside a second block
-    assert [run("a"), run("b"), run(None), run("a")] == [0, 0, 0, 129]
-    assert http.post("/sgl/pin", json={"prompt": prompt, "cache_salt": "a"}).status_code == 200
-    assert run("c") == 0
-    (engine,) = http.get("/sgl/tree").json()["engines"]
-    # Only what nobody asked to keep apart is shown node by node: one of 4 copies.
-    assert [node["num_tokens"] for node in engine["nodes"]] == [130]
-    assert engine["nodes"][0]["num_pinned_blocks"] == 0
-    assert engine["isolated"]["namespaces"] == 3
-    assert engine["isolated"]["num_tokens"] == 3 * 130
-    flush(http)
-
-
-def test_a_stream_begins_with_what_is_forced_at_the_start(http, client):
-    opening = "The answer to your question is "
-    request = {
-        **CARD_REQUEST,
-        "extra_body": {"structured_outputs": {"regex": opening + "[a-z]{3}"}},
-    }
-    whole = client.completions.create(**request, logprobs=2)
-    before = http.get("/sgl/stats").json()["jump_forward"]["forced_tokens"]
-    chunks = list(
-        client.completions.create(
-            **request, logprobs=2, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    after = http.get("/sgl/stats").json()["jump_forward"]["forced_tokens"]
-    *deltas, last = chunks
-    assert deltas[0].choices[0].text.startswith(opening.rstrip())
-    assert "".join(chunk.choices[0].text for chunk in deltas) == whole.choices[0].text
-    rows = [token for chunk in deltas for token in chunk.choices[0].logprobs.tokens]
-    assert rows == whole.choices[0].logprobs.tokens
-    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
-    assert last.usage.completion_tokens == whole.usage.completion_tokens
-    assert last.usage.completion_tokens == len(rows)
-    assert after - before >= 5
-
-
 def test_streams_beside_each_other_lose_nothing(client):
     def stream(number: int) -> tuple[str, str, int]:
         prompt = f"A card, the {number}th: "
@@ -146,16 +86,6 @@ def test_the_tree_shows_sizes_and_no_text(http, client):
     assert engine["num_tokens"] > 0
     (node,) = engine["nodes"]
     assert node["parent"] is None and node["num_tokens"] == engine["num_tokens"]
-
-
-def test_the_cache_is_not_flushed_under_a_running_request(http, client):
-    with client.completions.create(
-        model="demo", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
-    ) as stream:
-        next(iter(stream))
-        refused = http.post("/sgl/flush_cache", json={})
-    assert refused.status_code == 409
-    assert "no request is running" in refused.text
 
 
 def test_the_metrics_are_those_of_the_moment_and_of_what_ran(server, http, client):

@@ -226,52 +226,6 @@ def test_usage_has_the_tokens_that_the_engine_has_forced(client, complete, http,
     assert free.completion_tokens == 3 and free.completion_tokens_details is None
 
 
-# -- where an answer ends
-
-FORCED = "The quick brown fox jumps over the lazy dog, again and again."
-
-
-def test_there_is_one_row_of_logprobs_per_token(complete):
-    answer = complete({"regex": rf"{re.escape(FORCED)} (Yes|No)\."}, logprobs=2)
-    (choice,) = answer.choices
-    assert len(choice.logprobs.tokens) == answer.usage.completion_tokens
-    assert "".join(choice.logprobs.tokens).startswith(choice.text)
-    assert len(choice.logprobs.token_logprobs) == len(choice.logprobs.tokens)
-
-
-@pytest.mark.parametrize("stop", ["fox", " lazy", "n and", "The"])
-@pytest.mark.parametrize("included", [False, True])
-def test_a_stop_string_inside_forced_text_ends_it(complete, stop, included):
-    before, _, _ = FORCED.partition(stop)
-    extra = {"include_stop_str_in_output": included}
-    answer = complete({"choice": [FORCED]}, stop=[stop], extra_body=extra)
-    (choice,), usage = answer.choices, answer.usage
-    assert choice.text == before + (stop if included else "")
-    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-    told = usage.completion_tokens_details
-    assert told is None or told.accepted_prediction_tokens <= usage.completion_tokens
-
-
-def test_max_tokens_inside_forced_text_cut_it_there(complete):
-    whole = complete({"choice": [FORCED]}).usage.completion_tokens
-    for num_tokens in (1, 2, whole // 2, whole - 1):
-        answer = complete({"choice": [FORCED]}, max_tokens=num_tokens)
-        assert answer.usage.completion_tokens == num_tokens
-        assert answer.choices[0].finish_reason == "length"
-        assert FORCED.startswith(answer.choices[0].text)
-
-
-def test_a_stop_token_takes_the_place_of_the_end(complete, client):
-    """As in stock, a stop token ends the text where the format may end, and only there."""
-    (token,) = (
-        complete(None, max_tokens=1, extra_body={"return_token_ids": True}).choices[0].token_ids
-    )
-    options = {"stop_token_ids": [token]}
-    (choice,) = complete({"regex": "(yes|no)"}, extra_body=options).choices
-    assert choice.text in ("yes", "no")
-    assert choice.finish_reason == "stop"
-
-
 # -- the whitespace of JSON
 
 RECORD = closed(kind=closed(of=KIND), size=closed(width={"enum": [1, 2]}, height={"enum": [3, 4]}))
@@ -309,7 +263,7 @@ def test_json_has_the_whitespace_of_its_request_in_every_way_to_ask(complete, cl
 # -- the end of a stream
 
 MAY_END = {
-    "all forced": {"choice": [FORCED]},
+    "all forced": {"choice": ["The quick brown fox jumps over the lazy dog, again and again."]},
     "may end early": {"regex": "Yes( or no)?"},
     "%llguidance": {"grammar": '%llguidance {}\nstart: "The end of it."'},
 }

@@ -221,32 +221,6 @@ def causes(answer: httpx.Response) -> list[tuple[str, int, int]]:
     return [(one["cause"], one["start"], one["end"]) for one in request["causes"]]
 
 
-def test_a_tenant_is_told_to_the_token(server, http, client) -> None:
-    flush(http)
-    ids = [
-        ask(client, prompt, "a")
-        for prompt in (PROMPT, PROMPT, [*PROMPT[:150], *range(50)], [*PROMPT, 7])
-    ]
-    assert [causes(why(server, one, tenant="a")) for one in ids] == [
-        [("new", 0, 200)],
-        [("last_token", 199, 200)],
-        [("differs", 150, 200)],
-        [("new", 200, 201)],
-    ]
-
-
-def test_evictions_and_flushes_are_told(server, http, client) -> None:
-    flush(http)
-    ask(client, PROMPT, "b")
-    for number in range(4):
-        ask(client, [(7919 * number + 31 * place) % 4000 + 20 for place in range(1000)], "b")
-    answer = why(server, ask(client, PROMPT, "b"), tenant="b")
-    assert causes(answer) == [("evicted", 0, 200)]
-    assert 0 < answer.json()["requests"][0]["causes"][0]["before_s"] < 600
-    flush(http)
-    assert causes(why(server, ask(client, PROMPT, "b"), tenant="b")) == [("flushed", 0, 200)]
-
-
 def test_no_other_tenant_can_ask_for_a_request(server, http, client) -> None:
     request = ask(client, PROMPT, "a")
     with_salt = ask(client, PROMPT, "a", extra_body={"cache_salt": "s"})

@@ -20,9 +20,9 @@ from tests.unit.fsm.parsed import compile_by
 from tests.unit.fsm.test_json_whitespace import in_style
 from tests.unit.fsm.texts import after
 
-LENGTH = 30_000
+LENGTH = 15_000
 NUM_FORMATS = 60
-MAX_KEPT_BYTES = 700_000
+MAX_KEPT_BYTES = 400_000
 """Together, the texts of the formats are more than twice as long."""
 
 

@@ -184,7 +184,7 @@ class RandomProgram:
 
 
 # Stops followed by constants are frequent, because speculation answers there.
-_stops = st.sampled_from([None, "\n", ".", ("\n", "."), (" ", "b."), ("ab", "b")])
+_stops = st.sampled_from([None, "\n", ".", ["\n", "."], (" ", "b."), ("ab", "b")])
 _texts = st.sampled_from(["a", "\n", ".", "\na", ". b", " ", "ab", "b.\n", "a" * 70])
 _max_tokens = st.sampled_from([None, 1, 2, 3, 5, 8])
 

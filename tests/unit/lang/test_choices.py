@@ -86,10 +86,6 @@ def test_every_choice_has_a_finite_score_and_the_winner_is_among_them(method, ro
     assert 0 <= decision.index < len(rows)
 
 
-def test_scoring_begins_at_a_token_merged_over_the_seam():
-    assert first_scored_position([1, 2, 3], [[1, 2, 9], [1, 2, 3, 5]]) == 2
-
-
 @given(
     prefix=st.lists(st.integers(0, 3), max_size=6),
     endings=st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=4),

@@ -6,7 +6,6 @@ import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.tracing.errors import TraceError
-from tests.unit.lang.conftest import LONG
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -123,41 +122,6 @@ def test_a_compiled_run_gives_what_the_interpreted_one_does(program, arguments):
     assert facts(program.compile(**arguments).run()) == expected
     streamed = program.compile().run(**arguments, stream=True)
     assert "".join(streamed.text_iter()) == expected["text"]
-
-
-def test_fork_keeps_the_prompt_and_join_gathers(server):
-    @sgl.function
-    def program(s, tips):
-        s += LONG
-        forks = s.fork(3)
-        for i, branch in enumerate(forks):
-            branch += f"{i}: " + tips + sgl.gen("tip")
-        forks.join()
-
-    assert program.compile().run(tips="now ")["tip"] == [f"[{len(LONG) + 7}]"] * 3
-    prompts = [body["prompt"] for body in server.bodies("/v1/completions")]
-    assert LONG + "1: now " in prompts and len(server.hints) == 1
-
-
-def test_tools_run_once_per_run_and_never_when_compiling():
-    calls = []
-
-    def look_up(what, times=1):
-        calls.append(what)
-        return what * times
-
-    @sgl.function
-    def program(s, word):
-        s += "q " + sgl.gen("a")
-        s += sgl.tool("found", look_up, sgl.var("a"), times=2)
-        s += sgl.tool("argument", look_up, word)
-        s += sgl.tool("read", look_up, s["found"])
-
-    compiled = program.compile()
-    assert calls == []
-    state = compiled.run(word="w")
-    assert calls == ["[2]", "w", "[2][2]"]
-    assert state.text() == "q [2][2][2]w[2][2]"
 
 
 def test_a_compiled_program_writes_on_the_prompt_of_another():

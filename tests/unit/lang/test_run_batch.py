@@ -121,18 +121,6 @@ def test_a_batch_asks_once_what_the_server_is(server):
     assert [path for path, _ in server.requests].count("/v1/models") == 1
 
 
-def test_errors_stand_in_their_place_when_asked_for(server):
-    @sgl.function
-    def program(s, q):
-        s += q + sgl.gen("a")
-        if q == "xx":
-            raise ValueError("mine")
-
-    first, second, third = program.run_batch(questions(3), return_errors=True)
-    assert (first["a"], third["a"]) == ("[1]", "[3]")
-    assert isinstance(second, ValueError)
-
-
 def test_the_iterator_gives_results_while_the_rest_still_runs(server):
     released = threading.Event()
 

@@ -28,18 +28,6 @@ def scoring(server):
     return [b for b in server.bodies("/v1/completions") if "prompt_logprobs" in b]
 
 
-@pytest.mark.parametrize("plugin", [False, True])
-def test_the_likeliest_choice_is_appended_on_both_kinds_of_server(server, plugin):
-    server.plugin = plugin
-    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
-    state = choose("Well? ", ["no", "yes", "maybe"])
-    assert state["pick"] == "yes"
-    assert state.text() == "Well? yes"
-    meta = state.get_meta_info("pick")
-    assert meta["scores"] == pytest.approx([-3.0, -0.1, (3 * -3.0 - 0.1 - 3.0 + 0.0) / 5], abs=0.6)
-    assert meta["token_logprobs"][1] == pytest.approx([-0.1] * 3)
-
-
 def test_all_choices_are_scored_in_one_request_from_the_end_of_the_prefix(server):
     choose("Q:", ["no", "yes"])
     (body,) = scoring(server)

@@ -144,18 +144,6 @@ def test_the_server_is_left_as_soon_as_enough_has_come(server, backend):
     assert seen_to_go(server, 1) == 1
 
 
-def test_a_stop_of_none_and_a_list_of_stops_are_fine(server, backend):
-    server.document = lambda prompt: "one two. three\nfour"[len(prompt) - 2 :]
-    program = appending(
-        "p:" + sgl.gen("a", max_tokens=4, stop=None) + sgl.gen("b", stop=[".", "\n"]),
-        "." + sgl.gen("c", stop=("\n",)) + sgl.gen("d"),
-        num_api_spec_tokens=30,
-    )
-    state = program.run()
-    assert [state[name] for name in "abcd"] == ["one ", "two", " three", "\nfour"]
-    assert state.usage.calls == 1
-
-
 def test_each_branch_uses_text_that_its_parent_generated_ahead(server, backend):
     server.document = form
 

@@ -275,14 +275,6 @@ def test_a_name_that_the_program_never_makes_is_a_key_error_in_the_end(slow):
         list(two_gens.run(stream=True).text_iter("c"))
 
 
-def test_a_streamed_run_ends_in_its_time_too(server):
-    server.reply, server.chunk_s = lambda prompt: "x" * 1000, 0.02
-    state = two_gens.run(stream=True, timeout_s=0.3)
-    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*timeout_s=0\.3"):
-        list(state.text_iter())
-    assert seen_to_go(server, 1) == 1
-
-
 # --- what may still be taken back ---------------------------------------------------------------
 
 
