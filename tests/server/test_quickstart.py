@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -67,6 +68,19 @@ def test_its_page_shows_what_the_guide_has_sent(url: str) -> None:
     assert "<html" in httpx.get(f"{url}/sgl/tree").raise_for_status().text
     (engine,) = httpx.get(f"{url}/v1/sgl/tree").json()["engines"]
     assert any("What is the capital of" in node["text"] for node in engine["nodes"])
+
+
+def test_a_forced_call_has_valid_arguments_and_guidances_grammars_are_taken(url: str) -> None:
+    schema = {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}
+    tool = {"type": "function", "function": {"name": "capital", "parameters": schema}}
+    ask = {"model": "demo", "messages": [{"role": "user", "content": "Peru?"}], "max_tokens": 64}
+    body = {**ask, "tools": [tool], "tool_choice": "required"}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]).keys() == {"of"}
+    body = {**ask, "structured_outputs": {"grammar": '%llguidance {}\nstart: "yes"'}}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    assert answer.json()["choices"][0]["message"]["content"] == "yes"
 
 
 def test_ctrl_c_ends_everything(quickstart: tuple[subprocess.Popen[str], str]) -> None:
