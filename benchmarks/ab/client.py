@@ -196,8 +196,8 @@ class TimedVLLM(sgl.VLLM):
 
 
 class ByNextTokens(TimedVLLM):
-    """Scores choices through stock's prefix cache: every token of a choice is the next token of a
-    prompt of its own, and the prompts of one choice are one request."""
+    """Scores choices through stock's prefix cache: it scores each token of a choice as
+    the next token of a separate prompt, and sends one request per choice."""
 
     @override
     async def compute(

@@ -30,7 +30,7 @@ STRICT_TOOLS = ("--tool-strict-level", "parameter")
 DESCRIPTION = """\
 Serves the demo model of the package with the plugin on this machine, on a CPU
 or a GPU, and opens the page that shows the prefix cache. JSON is compact, and
-OpenAI clients may send tools. Ctrl-C and SIGTERM end everything, with status
+OpenAI clients may send tools. Ctrl-C or SIGTERM stops it, with exit status
 0. It needs vLLM and downloads nothing.
 """
 
@@ -85,12 +85,12 @@ def tree_page(server: VllmServer) -> str:
 
 def has_browser() -> bool:
     """Whether there is a desktop, or a browser that the user has named. `webbrowser` alone would
-    also start one of those that take over the terminal."""
+    also start one that takes over the terminal."""
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def wait_for_end(server: VllmServer) -> None:
-    """Returns never.
+    """Never returns.
 
     Raises:
         ServerFailed: the server ended by itself.

@@ -59,13 +59,13 @@ The columns are:
                       figures cannot be read; down: no answer
 
 Below, for each server: its totals since its start. With the plugin, also its
-programs by state, and the tokens per second computed again in the last interval
-although they had been cached, by cause ("sgl-vllm why" has the causes).
+programs by state, and the once-cached tokens recomputed per second in the last
+interval, by cause ("sgl-vllm why" has the causes).
 
 {MEANINGS}
 All servers get the same API key. Without it, a server that requires one is
-shown with the figures of its /metrics. Exit status of one table: 1 if a server
-does not answer.
+shown with the figures of its /metrics. With one table, exits with 1 if a
+server is down.
 """
 
 

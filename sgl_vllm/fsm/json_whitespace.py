@@ -20,7 +20,7 @@ from sgl_vllm.fsm.parsed_grammar import Kind, ParsedGrammar
 from sgl_vllm.protocol.request_keys import COMPACT, FOLLOW, SPACED
 
 MAX_DEPTH = 32
-"""Deeper levels are indented only as far as this one."""
+"""Deeper levels are indented like this one."""
 
 OBJECT, ARRAY, END, COMMA, COLON = [Literals(((b"\0%d" % n, None),)) for n in range(5)]
 """Places: before the first member, before the first item, before the closing bracket, after a

@@ -24,8 +24,8 @@ SESSION_HEADERS = (
 """Headers that name the session of a request. Of several, the first one counts."""
 
 MARKS = {"cache_control": "5m", "prompt_cache_breakpoint": "30m", "prompt_cache_options": "30m"}
-"""Fields that ask to keep what precedes them, and their `ttl` if they have none. The last one is
-only a field of a request."""
+"""Fields that ask to keep what precedes them, with their default `ttl`. The last one appears only
+on requests."""
 
 _NAME = re.compile(rf"[^\ud800-\udfff]{{1,{MAX_HINT_LENGTH}}}")
 """JSON can carry half of a surrogate pair, which cannot be sent to an engine."""
@@ -37,8 +37,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def with_standard_hints(
     own: object, request: object, headers: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """The `own` `vllm_xargs` of a request, with its standard hints where it has none of ours. The
-    request is its body as a mapping or an object. Names of headers are in lower case."""
+    """A request's `own` `vllm_xargs`, plus its standard hints where `own` has no such key.
+    `request` is the body, a mapping or an object. Header names are in lower case."""
     kept = own if isinstance(own, Mapping) else {}
     found = {PROGRAM: _session(request, headers, kept), KEEP: _prefixes_to_keep(request)}
     return {**{key: one for key, one in found.items() if one}, **kept} or None
@@ -79,7 +79,7 @@ def _prefixes_to_keep(request: object) -> list[float]:
 
 
 def _keep_s(of: object) -> int:
-    """For how many seconds the marks of a request or a part ask; 0 without any."""
+    """The most seconds that the marks of a request or a part ask for; 0 if it has none."""
     found = 0
     for name, default in MARKS.items():
         if isinstance(mark := field(of, name), Mapping):

@@ -67,8 +67,8 @@ class KeptPrefixes:
         self._evicted: tuple[Node, int] | None = None  # leaf evicted last, and its blocks before
 
     def mark(self, path: Sequence[Node], until_s: float) -> None:
-        """Mark the first nodes of `path`, which begins below the root, until then on the tree's
-        clock. Nodes beyond `max_blocks` of the path are not marked."""
+        """Mark the nodes in the first `max_blocks` blocks of `path`, which starts below the root,
+        until `until_s` on the tree's clock."""
         root = _root_of(path[0])
         ends = itertools.accumulate(len(node.block_ids) for node in path)
         path = [node for node, end in zip(path, ends, strict=True) if end <= self.max_blocks]

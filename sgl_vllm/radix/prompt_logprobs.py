@@ -7,7 +7,7 @@ The row of token t says how likely it was after tokens [0, t). Its KV is not nee
 the KV of the tokens before it is. So rows of [1, n) allow a hit of n - 1 tokens at most: the pass
 that computes token n - 1 gives the row of token n (`scheduler/select.py` has a picture).
 
-A node has the rows of its first tokens, or none. They go when the node is evicted, and earlier if
+A node has the rows of its first tokens, or none. They are evicted with the node, and earlier if
 memory runs out: the least recently used first.
 """
 
@@ -79,7 +79,7 @@ class WantedRows:
         return num_tokens_in(self.known)
 
     def limit_hit(self, found: Sequence[Rows], num_prompt_tokens: int) -> int:
-        """How many tokens of the prompt may be read from the cache, whose lookup has `found` rows.
+        """The most prompt tokens that a hit may have, given the rows that its lookup `found`.
 
         The last row is always computed: without a new row, vLLM's V2 runner returns none. The rows
         that an earlier lookup found stay known, because a pass in flight may depend on them.
@@ -94,8 +94,8 @@ def num_tokens_in(parts: Iterable[Rows]) -> int:
 
 
 class PromptLogprobs:
-    """The rows of one tree. Invariant: `num_bytes` is their memory, and at most `max_bytes`, of
-    which the owner of the tree may allow more than 0."""
+    """The rows of one tree. Invariant: `num_bytes`, their memory, is at most `max_bytes`, which
+    is 0 until the tree's owner raises it."""
 
     def __init__(self) -> None:
         self.max_bytes = self.num_bytes = 0

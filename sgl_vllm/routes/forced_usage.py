@@ -1,7 +1,7 @@
 """Forced tokens in `usage`: `completion_tokens_details.accepted_prediction_tokens`.
 
 OpenAI's clients know this field, and read it from streams too. Owns which requests ask the engines
-for their number, and where it stands in answers. Does not own the number (`jump/report.py`).
+for the count, and where answers show it. Does not own the count (`jump/report.py`).
 
     HTTP request ---- tally ---- usage of its answer: the sum
                         |

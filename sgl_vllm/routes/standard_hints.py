@@ -1,6 +1,6 @@
 """Reads the hints that clients send without knowing of the plugin, before vLLM drops them.
 
-Owns where requests are seen with all their fields and headers. Does not own what is read of them
+Owns where requests still have all their fields and headers. Does not own what is read from them
 (`protocol/standard_hints.py`).
 """
 
@@ -71,7 +71,7 @@ async def _create_messages(
 
 
 def _put_hints(request: Any, sent: object, raw_request: Request | None) -> None:
-    """`sent`: what has all fields of the request."""
+    """`sent` has all fields of the request."""
     if not hasattr(request, "vllm_xargs"):  # in some versions of vLLM
         return
     headers = raw_request.headers if raw_request is not None else {}

@@ -1,4 +1,4 @@
-"""Tools and a JSON `response_format` in one grammar: an answer is calls of tools, or a document.
+"""Tools and a JSON `response_format` in one grammar: an answer is tool calls or a document.
 
 Owns which requests get this grammar, and whether an answer is read as calls or as a document: its
 first character decides. vLLM owns the notation of calls and their parsing.

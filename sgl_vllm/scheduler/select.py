@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt whose beginning comes from the cache: of its end, or of all of it.
+"""Log-probabilities of all or the end of a prompt whose start comes from the cache.
 
 Owns which rows a request asks for, and that its answer has these rows. Does not own the cap on the
 hit, which is the cache's (`RadixKVCacheManager.first_scored` and `wanted_rows`), nor the rows of
@@ -140,8 +140,8 @@ class ScoredRequests(StepHooks):
     def after_update(
         self, outputs: Sequence[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """Leave only the rows that were asked for, and add those that the cache has. If some were
-        not computed, leave none: the client finds no rows instead of wrong ones."""
+        """Keep only the requested rows, and add the cached ones. If a row was not computed, keep
+        none: the client gets no rows instead of wrong ones."""
         for output in outputs:
             tensors, name = output.new_prompt_logprobs_tensors, output.request_id
             if tensors is None:
@@ -174,10 +174,9 @@ class ScoredRequests(StepHooks):
 
 
 def _last_rows(tensors: LogprobsTensors, count: int, request_id: str) -> LogprobsTensors | None:
-    """The last `count` rows of a prompt's log-probabilities, which has one for each token but the
-    first; None, with an error in the log, if there are fewer. How many of the rows before were
-    computed depends on the cache: the V1 runner leaves uninitialized memory in place of the others,
-    the V2 runner leaves them out."""
+    """The last `count` rows of a prompt's log-probabilities (one row per token but the first).
+    Logs an error and returns None if there are fewer. The cache decides which earlier rows were
+    computed: for the others, the V1 runner returns uninitialized memory, the V2 runner nothing."""
     first = len(tensors.logprobs) - count
     if first < 0:
         logger.error(

@@ -4,13 +4,13 @@ The ending is chosen by `select`, by its mean log-probability per token. Stock v
 log-probabilities of four whole prompts per question, as evaluation harnesses do, and caches none
 of those. That makes a round long there: four times the prefix for every question.
 
-In `hellaswag_best`, stock is asked for every token of every ending as the next token of a prompt of
-its own. Such prompts read the prefix cache, up to its last whole block.
+In `hellaswag_best`, stock scores each token of each ending as the next token of a separate prompt.
+Such prompts read the prefix cache, up to its last whole block.
 
 With `--data` the texts are those of ``hellaswag.jsonl``, if the folder has that file, a line each,
 with the data set's own keys: ``{"ctx": str, "endings": [str] * 4, "label": 0 to 3}``; the first
-twenty are the examples, of which as many are taken as fit into `MAX_PREFIX_TOKENS`. Otherwise they
-are made up in the data set's lengths.
+twenty are the examples, cut to those that fit into `MAX_PREFIX_TOKENS`. Otherwise the texts are
+synthetic, with the data set's lengths.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def _beginning(entry: dict[str, Any]) -> Beginning:
     endings = tuple(" " + str(one).strip() for one in entry["endings"])
     right = int(entry["label"])
     if len(set(endings)) != NUM_ENDINGS or len(endings) != NUM_ENDINGS:
-        raise ValueError("it is to have four different endings")
+        raise ValueError("it must have four different endings")
     if right not in range(NUM_ENDINGS):
-        raise ValueError("its label is to be 0 to 3")
+        raise ValueError("its label must be 0 to 3")
     return Beginning(str(entry["ctx"]).rstrip(), endings, right)
 
 

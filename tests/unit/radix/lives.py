@@ -278,8 +278,8 @@ class LifeOfATree(RuleBasedStateMachine):
             assert hit_now >= hit or any(HOLE in ids for ids in windows)
 
     def is_end_of_a_shared_block(self, namespace: str, tokens: list[int], least: int) -> bool:
-        """A leaf that is of no use leaves its first block to its parent, which has a state there:
-        the block stays, and the leaf's tokens in it do not."""
+        """A useless leaf's first block goes to its parent, which has a state there: the block
+        stays, but the leaf's tokens in it are gone."""
         state = self.state_in_tree(namespace, tokens, self.blocks_in_tree())
         return bool(state) and least - len(tokens) < self.size
 
