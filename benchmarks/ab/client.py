@@ -196,8 +196,8 @@ class TimedVLLM(sgl.VLLM):
 
 
 class ByNextTokens(TimedVLLM):
-    """Scores choices through stock's prefix cache: it scores each token of a choice as
-    the next token of a separate prompt, and sends one request per choice."""
+    """Scores choices through stock's prefix cache: each token of a choice is scored as the next
+    token of a separate prompt, with one request per choice."""
 
     @override
     async def compute(
