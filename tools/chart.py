@@ -30,8 +30,8 @@ MODELS = {"demo": "demo, 4M", "shape:33m": "33M"}
 
 _WIDTH, _ROW_HEIGHT, _TOP, _BOTTOM = 830, 19, 62, 85
 _LABELS, _MODELS, _BARS = 26, 376, 448  # where each column begins
-_BARS_END, _LARGEST = 724, 25.0  # where the axis ends, and at which ratio
-_AXIS = (1, 2, 5, 10, 20)
+_BARS_END, _LARGEST = 724, 6.0  # where the axis ends, and at which ratio
+_AXIS = (1, 2, 3, 4, 5)
 
 _KINDS = {Verdict.BETTER: "better", Verdict.WORSE: "worse"}
 
