@@ -159,8 +159,7 @@ def _shares_server(workload: Workload) -> bool:
 
 
 def _shared_args() -> tuple[str, ...]:
-    """Of a flag that several give, vLLM takes the last value: that of the longest context is the
-    usual one."""
+    """vLLM uses the last value of a repeated flag, so the usual ones come last."""
     block_size_tokens = default_block_size_tokens()
     sharing = filter(_shares_server, WORKLOADS.values())
     different = dict.fromkeys(one.server_args(block_size_tokens) for one in sharing)

@@ -158,9 +158,9 @@ def requested_options(
 ) -> Options | None:
     """The options, or None if the plugin was not requested.
 
-    The command line wins over vLLM's `additional_config`, which wins over the environment. If the
-    server `is_private`, to programs on this machine, these are told exact numbers unless an option
-    says otherwise, or that there are several tenants.
+    The command line wins over vLLM's `additional_config`, which wins over the environment. If only
+    programs on this machine can reach the server (`is_private`), they get exact numbers, unless an
+    option says otherwise or there are several tenants.
 
     Raises:
         OptionError: the message is one line for each problem.

@@ -28,10 +28,11 @@ from benchmarks.ab.workloads.base import Item
 from benchmarks.traces import Call, Trace, reuse
 from benchmarks.traces import Program as TracedProgram
 from sgl_vllm.lang.backends.requests import GenAnswer, GenRequest, ScoreAnswer
-from sgl_vllm.lang.backends.vllm_requests import has_media, prompt_body
+from sgl_vllm.lang.backends.vllm_requests import ONE_TOKEN, has_media, prompt_body
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.prompts import Prompt
 from sgl_vllm.lang.usage import Usage
+from sgl_vllm.protocol.scoring import all_answers
 
 REST_IN_ONE_PART = 1 << 20
 
@@ -208,23 +209,20 @@ class ByNextTokens(TimedVLLM):
     ) -> tuple[list[tuple[float, ...]], Usage]:
         if not endings:
             return await super().compute(prompts, endings)
-        scored = [
-            self._next_tokens(ids, ending)
-            for ids, ending in zip(prompts, endings, strict=True)
-            if isinstance(ids, list)
-        ]
-        rows, costs = zip(*await asyncio.gather(*scored), strict=True)
+        pairs = zip(prompts, endings, strict=True)
+        scored = await all_answers([self._next_tokens(ids, ending) for ids, ending in pairs])
+        rows, costs = zip(*scored, strict=True)
         return list(rows), sum(costs, Usage())
 
     async def _next_tokens(
-        self, ids: list[int], ending: list[int]
+        self, ids: Prompt | list[int], ending: list[int]
     ) -> tuple[tuple[float, ...], Usage]:
+        assert isinstance(ids, list)  # the workload has no media
         different = list(dict.fromkeys(ending))
         body = {
+            **ONE_TOKEN,
             "model": await self.model_name(),
             "prompt": [ids[:end] for end in range(len(ids) - len(ending), len(ids))],
-            "max_tokens": 1,
-            "temperature": 0,
             "logprobs": len(different),
             "logprob_token_ids": different,
             "return_tokens_as_token_ids": True,

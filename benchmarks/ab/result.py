@@ -131,9 +131,9 @@ RATIOS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a plan: alternating rounds of its variants, by their names.
+    """The results of a plan: alternating rounds of its variants, by their names.
 
-    `started_here` says whether the servers were, with the arguments in the plan's settings.
+    `started_here` says whether the command started the servers, with the plan's settings.
     """
 
     plan: Plan
@@ -147,7 +147,7 @@ class Comparison:
 
     @property
     def ablations(self) -> tuple[Variant, ...]:
-        """Those variants that are neither stock vLLM nor the plugin as it was asked for."""
+        """The variants other than stock vLLM and the plugin as requested."""
         return self.plan.variants[len(ARMS) :]
 
     def median(self, variant: str) -> Figures:
@@ -159,7 +159,7 @@ class Comparison:
 
     @property
     def ratios_of_rounds(self) -> list[dict[str, float | None]]:
-        """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
+        """One for each pair of neighboring turns. Their spread tells how reliable medians are."""
         return [_ratios(stock.figures, sgl.figures) for stock, sgl in self._turns()]
 
     @property

@@ -15,6 +15,7 @@ from rich.console import Console
 from sgl_vllm.commands.arguments import flag, option
 from sgl_vllm.commands.demo import serving
 from sgl_vllm.commands.terminal import CommandError
+from sgl_vllm.demo import TOOL_FLAGS
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 from sgl_vllm.vllm_api import versions
 
@@ -23,7 +24,6 @@ OPTIONS = {"tree_text": True, "json_whitespace": "compact"}
 """The page shows texts. Without compact JSON, the demo model writes line breaks between JSON tokens
 until it is cut off."""
 
-TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 STRICT_TOOLS = ("--tool-strict-level", "parameter")
 """From vLLM 0.32 on. Without it, the demo model calls tools with invalid arguments."""
 

@@ -28,7 +28,7 @@ from sgl_vllm.server_process import totals_of
 TIMEOUT_S = 5.0
 
 PROMPT_TOKENS, CACHED_TOKENS = "vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total"
-"""vLLM's counters, which count each request once. Their ratio is the hit rate."""
+"""Counters of vLLM that count each request once. The hit rate is their ratio."""
 
 TOTALS = {
     "prompt tokens": PROMPT_TOKENS,
@@ -39,12 +39,12 @@ TOTALS = {
 """The totals since a server's start, and their counters."""
 
 RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
-"""Causes of misses of tokens that had been cached once: computing them again was avoidable."""
+"""Why once-cached tokens were not cached anymore. Recomputing them was avoidable."""
 
 DESCRIPTION = f"""\
-Shows a line per server, updated at an interval; if the output is not a
-terminal, prints one table and ends. Stock vLLM servers are shown with vLLM's
-own figures.
+Shows one line per server and updates it at an interval. If the output is not
+a terminal, prints one table and exits. Stock vLLM servers are shown with
+vLLM's own figures.
 
 The columns are:
 
@@ -58,8 +58,8 @@ The columns are:
                       below say why; none: a stock server; ?: the plugin's
                       figures cannot be read; down: no answer
 
-Below, for each server: its totals since its start. With the plugin, also its
-programs by state, and the once-cached tokens recomputed per second in the last
+Below the table: the totals of each server since it started. With the plugin,
+also its programs by state, and the once-cached tokens recomputed per second in the last
 interval, by cause ("sgl-vllm why" has the causes).
 
 {MEANINGS}

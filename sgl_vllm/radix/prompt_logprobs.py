@@ -66,7 +66,7 @@ class WantedRows:
     """The rows that one request asks for, with `top_k` likely tokens.
 
     Attributes:
-        known: those of its first tokens, in parts. The first token has no row, but a place for it.
+        known: those of its first tokens, in parts. A row of zeros stands for the first token.
     """
 
     def __init__(self, top_k: int) -> None:

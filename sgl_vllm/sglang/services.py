@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any  # Any: JSON, and options of the official clients
 
 from sgl_vllm.lang.backends import anthropic_service, openai_service
-from sgl_vllm.lang.backends.base import Json
-from sgl_vllm.lang.backends.openai_client import without_none
+from sgl_vllm.lang.backends.base import Json, without_none
 from sgl_vllm.lang.backends.requests import ChoiceAnswer, GenAnswer, Generated, GenRequest, Watch
 from sgl_vllm.lang.backends.scoreless import ScorelessBackend
 from sgl_vllm.lang.constraints import dtype_constraint

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.commands.quickstart import OPTIONS, TOOL_FLAGS
-from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.commands.quickstart import OPTIONS
+from sgl_vllm.demo import MODEL_PATH, TOOL_FLAGS
 from sgl_vllm.server_process import VllmServer
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
@@ -34,8 +34,7 @@ def serve(**options) -> VllmServer:
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[VllmServer]:
     # A small share, so that a test can reach it.
-    options = ["--api-key", API_KEY, "--plugin-config", "radix_pin_share=0.02"]
-    options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    options = ["--api-key", API_KEY, "--plugin-config", "radix_pin_share=0.02", *TOOL_FLAGS]
     with serve(plugin=True, extra_args=options) as running:
         yield running
 

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from sgl_vllm.commands.quickstart import STRICT_TOOLS
+from sgl_vllm.demo import TOOL_FLAGS
 from sgl_vllm.server_process import Counters, VllmServer
 from tests.server.conftest import API_KEY, HEADERS, serve
 from tools.clients.__main__ import RESULTS
@@ -20,8 +22,7 @@ from tools.clients.environments import CLIENTS, PINS, Driver, interpreter, versi
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-FLAGS = (*TOOLS, "--tool-strict-level", "parameter", "--api-key", API_KEY)
+FLAGS = (*TOOL_FLAGS, *STRICT_TOOLS, "--api-key", API_KEY)
 COMPACT = '{"backend": "xgrammar", "disable_any_whitespace": true}'
 """Without it, the demo model writes line breaks between JSON tokens until it is cut off."""
 

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import psutil
 
-from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.demo import MODEL_PATH, TOOL_FLAGS
 from sgl_vllm.server_process import VllmServer
 from tools.attack.hostile import completion
 
@@ -61,7 +61,7 @@ GREEDY: list[dict[str, Any]] = [
 
 ARGUMENTS = (
     *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--scheduling-policy", "priority"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *TOOL_FLAGS,
 )
 
 

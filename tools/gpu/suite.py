@@ -6,9 +6,9 @@
     python3 tools/gpu/suite.py --minutes 9            # what fits; called again, it goes on
     python3 tools/gpu/suite.py --jobs 8               # tests side by side, then what measures time
 
-Results are in gpu-results: per step a log, what it measured (JSON, junit) and how it
-ended, and `summary.md`. A step that passed is not run again, one that failed or was stopped at its
-limit is; comparisons go on with the workloads that are not there yet. No failure stops the rest.
+The folder gpu-results gets `summary.md` and, for each step, a log, measurements (JSON, junit) and
+the outcome. Another call skips steps that have passed, repeats those that failed or reached their
+limit, and continues comparisons with the missing workloads. No failure stops the rest.
 
 Where vLLM is not installed, it is installed from the pieces that `tools/gpu/install.py` has
 (`--pieces FOLDER ...` hands it some). Standard library only, as it runs before anything is there.

@@ -14,6 +14,7 @@ from typing import Any
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item, Texts, Workload
+from sgl_vllm.demo import TOOL_FLAGS
 
 NUM_TOOLS = 3
 NUM_STEPS = 2
@@ -74,7 +75,7 @@ WORKLOAD = Workload.of(
     request_fields=request_fields,
     server_args=lambda block_size_tokens: (
         *("--max-model-len", str(MAX_MODEL_LEN)),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *TOOL_FLAGS,
         *("--structured-outputs-config.backend", "xgrammar"),
     ),
 )

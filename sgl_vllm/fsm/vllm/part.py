@@ -82,7 +82,7 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 
 
 def _name_whitespace(request: Request, default: str) -> None:
-    """Put the whitespace of a request, or the server's default, into the key of its format."""
+    """Add the request's whitespace, or the server's default, to the key of its format."""
     structured, params = request.structured_output_request, request.sampling_params
     if structured is None or params is None or params.structured_outputs is None:
         return

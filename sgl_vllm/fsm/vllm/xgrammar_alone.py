@@ -24,26 +24,18 @@ class _Empty(ModuleType):
         return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
 
 
-def _import_alone() -> ModuleType:
+def import_alone() -> Any:
+    """The package. Call this only in a process that needs neither torch nor transformers."""
     modules: dict[str, Any] = sys.modules
-    modules["torch"] = None  # tvm_ffi, by which xgrammar calls C++, does without
-    importlib.import_module("tvm_ffi")
-    for name in _NOT_NEEDED:
-        modules[name] = _Empty(name)
-    return importlib.import_module("xgrammar")
-
-
-def _import() -> ModuleType:
-    if any(name in sys.modules for name in _NOT_NEEDED):  # as in a test
-        return importlib.import_module("xgrammar")
-    before = {*sys.modules}
+    before = {*modules}
     try:
-        return _import_alone()
+        modules["torch"] = None  # tvm_ffi, by which xgrammar calls C++, does without
+        importlib.import_module("tvm_ffi")
+        for name in _NOT_NEEDED:
+            modules[name] = _Empty(name)
+        return importlib.import_module("xgrammar")
     except Exception:
         for name in {*sys.modules} - before:
             if name.partition(".")[0] in ("xgrammar", "tvm_ffi", *_NOT_NEEDED):
                 del sys.modules[name]
         return importlib.import_module("xgrammar")
-
-
-xgrammar: Any = _import()

@@ -42,6 +42,12 @@ Json: TypeAlias = dict[str, Any]
 """A JSON object. Values of answers are unchecked: read them where a wrong type or a missing key
 becomes a BackendError (see `ServiceBackend.reading`)."""
 
+
+def without_none(**options: object) -> Json:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 program_id: ContextVar[str] = ContextVar("sgl_vllm_program_id", default="")
 """The program run that a call belongs to. Set while its operations run, for backends to send."""
 

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any  # Any: responses of the client, whose module is late
 
-from sgl_vllm.lang.backends.base import Json
+from sgl_vllm.lang.backends.base import Json, without_none
 from sgl_vllm.lang.backends.openai_api import AssembledAnswer, path_of, read_usage, streamed
 from sgl_vllm.lang.backends.requests import (
     MediaAnswer,
@@ -214,11 +214,6 @@ class OpenAIBackend(ClientBackend):
                 f"ask for another format"
             )
         return Media.of(data, kind)
-
-
-def without_none(**options: object) -> Json:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 # --- answers -------------------------------------------------------------------------------------

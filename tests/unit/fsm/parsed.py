@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import xgrammar  # noqa: F401 - with torch, which its worker would leave out in this process
-
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import UnsupportedGrammarError
 from sgl_vllm.fsm.expressions import Expression
