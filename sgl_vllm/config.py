@@ -25,6 +25,7 @@ REMOVED = {
     "approximate_choice": "no choice was measurably better. Leave it out",
     "radix_slot_copy": "no gain of it was ever measured. Leave it out: vLLM copies whole blocks",
     "schedule_cheapest_victim": "it gained no throughput. Leave it out",
+    "schedule_hold_s": "the server learns it. Leave it out, or write schedule_admission=off for 0",
     "schedule_max_passes": "it is called schedule_max_overtakes",
     "unverified": "it is called self_check. Write self_check=off for unverified=true",
 }
@@ -186,6 +187,15 @@ class Options:
         choices=_admission_orders,
         page="scheduling.md",
     )
+    schedule_admission: str = option(
+        "auto",
+        "Whether agents take turns while their contexts do not fit into the cache together.",
+        choices=lambda: {
+            "auto": "while agents compute more tokens again than for the first time",
+            "off": "never",
+        },
+        page="scheduling.md",
+    )
     schedule_max_overtakes: int = option(
         1000,
         "Admit a request next once this many later requests have been admitted before it, or once "
@@ -203,13 +213,6 @@ class Options:
         0.0,
         "Admit a request next once it has waited this many seconds, in addition to the two limits "
         "above. 0 means no limit.",
-    )
-    schedule_hold_s: float = option(
-        0.0,
-        "Hold a request back for at most this many seconds while it would evict contexts that, by "
-        "the pauses measured so far, will likely be continued within this time. For agents whose "
-        "sessions do not fit into the cache together. 0 turns it off.",
-        page="scheduling.md",
     )
     schedule_window: int = option(
         1024,

@@ -91,6 +91,15 @@ class Pauses:
             self.num_outcomes /= 2
             self.num_continued /= 2
 
+    def quantile_s(self, share: float) -> float:
+        """This share of the contexts that were continued paused for no longer, to a factor of the
+        square root of two; 0 with fewer than `MIN_OUTCOMES`."""
+        if self.num_outcomes < MIN_OUTCOMES:
+            return 0.0
+        num_until = itertools.accumulate(self._counts)
+        last = next(i for i, num in enumerate(num_until) if num >= share * self.num_continued)
+        return _BEGINS_S[min(last + 1, len(_BEGINS_S) - 1)]
+
     def expected_for_s(self, horizon_s: float) -> float:
         """For how long after its end a context will more likely than not be continued within the
         next `horizon_s`. Cost: a few microseconds."""
@@ -120,6 +129,7 @@ class Origin(NamedTuple):
         program: equal for the requests of one program.
         tool: what its answer calls, as far as that is known.
         is_continuation: whether it continued an earlier context itself.
+        is_agent: whether the request is an agent's (`programs.py`).
         num_served: the tokens that were computed for it, and for those that it continues.
         dropped: last tokens of earlier answers that the next prompt left out.
     """
@@ -128,6 +138,7 @@ class Origin(NamedTuple):
     program: Hashable = None
     tool: Hint = None
     is_continuation: bool = False
+    is_agent: bool = False
     num_served: int = 0
     answer: Answer = Answer()
     dropped: frozenset[Hashable] = frozenset()
@@ -272,12 +283,12 @@ class Continuations:
     Times are seconds on one monotonic clock. Memory is bounded by the constants above, to a
     megabyte at most. Nothing is expected until `MIN_OUTCOMES` contexts were continued or forgotten.
 
-    Args:
+    Attributes:
         horizon_s: "soon" is within this many seconds; with 0 nothing is.
     """
 
-    def __init__(self, horizon_s: float) -> None:
-        self._horizon_s = horizon_s
+    def __init__(self, horizon_s: float = 0.0) -> None:
+        self.horizon_s = horizon_s
         self.clear()
 
     def clear(self) -> None:
@@ -313,7 +324,7 @@ class Continuations:
             return
         whole = self._tenant(tenant)
         expected_for_s = 0.0
-        if self._horizon_s and whole.is_believed:
+        if self.horizon_s and whole.is_believed:
             expected_for_s = self._expected_for_s(whole, tenant, kinds, promised_s)
         until_s = now_s + expected_for_s
         context = Context(None, _own_start(leaf), kinds, now_s, until_s, origin=origin)
@@ -338,12 +349,12 @@ class Continuations:
         for kind in kinds:
             pauses = self._pauses_of.get(_Kind(tenant, kind))
             if pauses is not None and pauses.num_outcomes >= MIN_OUTCOMES:
-                return pauses.expected_for_s(self._horizon_s)
+                return pauses.expected_for_s(self.horizon_s)
         if promised_s is not None:
-            return min(2 * promised_s, self._horizon_s)
+            return min(2 * promised_s, self.horizon_s)
         if whole.pauses.num_outcomes >= MIN_OUTCOMES:
-            return whole.pauses.expected_for_s(self._horizon_s)
-        return self._all_pauses.expected_for_s(self._horizon_s)
+            return whole.pauses.expected_for_s(self.horizon_s)
+        return self._all_pauses.expected_for_s(self.horizon_s)
 
     def arrived(self, tenant: Namespace, prompt: Tokens, now_s: float) -> Context | None:
         """A request has arrived. If it continues a context, that is expected until it is admitted.
@@ -355,8 +366,8 @@ class Continuations:
             return None
         context = self._paused.pop(found)
         self._resolve(found, context, now_s)
-        if self._horizon_s:
-            context.expected_until_s = now_s + self._horizon_s
+        if self.horizon_s:
+            context.expected_until_s = now_s + self.horizon_s
             self._expect(context)
         return context
 
@@ -369,6 +380,10 @@ class Continuations:
         self._ended[program] = now_s
         if len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
+
+    def pause_quantile_s(self, share: float) -> float:
+        """This share of all pauses was no longer (`Pauses.quantile_s`)."""
+        return self._all_pauses.quantile_s(share)
 
     def called_tool(self, is_of: Callable[[str], bool], tool: Hint) -> None:
         """The answer of requests whose id fulfills `is_of` calls `tool`. O(contexts)."""

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.sgl_vllm.radix")
 
+AGENT_PAUSE_S = 1.0
+"""No person answers faster, so a machine does."""
+
 Json = dict[str, Any]
 Result = TypeVar("Result")
 
@@ -53,10 +56,13 @@ class Standing(NamedTuple):
             does not tell, as many as were computed for its context so far: the longer it has run,
             the longer it is likely to go on.
         fork: equal for the branches of one fork, as far as the graph tells of them.
+        is_agent: whether it continues a conversation that calls tools, or one of which an answer
+            was continued within `AGENT_PAUSE_S`.
     """
 
     num_remaining: int = 0
     fork: Hashable = None
+    is_agent: bool = False
 
 
 UNKNOWN = Standing()
@@ -72,6 +78,7 @@ class _Member:
         hints: what its client says of what follows.
         step: of its program; None if it names none, or none of a known graph.
         is_continuation: whether it continues the context of an earlier request.
+        is_agent: see `Standing`.
         num_served: the tokens that were computed for the requests that it continues.
         dropped: last tokens of its conversation's answers that the next prompt leaves out.
     """
@@ -80,6 +87,7 @@ class _Member:
     hints: Hints = NO_HINTS
     step: KnownStep | None = None
     is_continuation: bool = False
+    is_agent: bool = False
     num_served: int = 0
     dropped: frozenset[Hashable] = frozenset()
 
@@ -101,16 +109,11 @@ class _Member:
 
 
 class Programs(StepHooks):
-    """The programs of one engine. While the tree is off, nothing is known of them.
+    """The programs of one engine. While the tree is off, nothing is known of them."""
 
-    Args:
-        horizon_s: contexts that will be continued within this many seconds are expected; with 0
-            none is.
-    """
-
-    def __init__(self, radix: RadixKVCacheManager, horizon_s: float) -> None:
+    def __init__(self, radix: RadixKVCacheManager) -> None:
         self._radix = radix
-        self._continuations = Continuations(horizon_s)
+        self._continuations = Continuations()
         self._graphs = StepGraphs()
         self._members: WeakKeyDictionary[Request, _Member] = WeakKeyDictionary()
         self._guard = Guard(
@@ -135,15 +138,20 @@ class Programs(StepHooks):
         if node is not None and isinstance(node.context, Context):
             member.dropped = node.context.origin.dropped_before(record.tokens, num_cached)
         step = member.step = self._graphs.step_of(record.namespace, hints)
-        context = self._continuations.arrived(record.namespace, record.tokens, time.monotonic())
+        now_s = time.monotonic()
+        context = self._continuations.arrived(record.namespace, record.tokens, now_s)
         if context is not None:
-            member.is_continuation, member.num_served = True, context.origin.num_served
+            origin = context.origin
+            member.is_continuation, member.num_served = True, origin.num_served
+            is_quick = now_s - context.ended_s < AGENT_PAUSE_S
+            member.is_agent = is_quick or origin.is_agent or origin.tool is not None
         if step is None:
-            return Standing(member.num_served)
+            return Standing(member.num_served, is_agent=member.is_agent)
         fork, remaining = None, step.remaining_tokens
         if step.fork is not None and hints.program is not None:
             fork = hints.program, step.graph, step.fork
-        return Standing(member.num_served if remaining is None else remaining, fork)
+        num_remaining = member.num_served if remaining is None else remaining
+        return Standing(num_remaining, fork, member.is_agent)
 
     def step_starts(self) -> None:
         """A step begins, which may evict what ended requests have left."""
@@ -185,6 +193,7 @@ class Programs(StepHooks):
                     member.program,
                     member.next_tool,
                     member.is_continuation,
+                    member.is_agent,
                     member.num_served + record.num_computed,
                     Answer(num_prompt, first, last),
                     member.dropped,
@@ -240,6 +249,15 @@ class Programs(StepHooks):
         }
         counts = self._counts(tree, now_s)
         return programs_json(counts, [one for _, one in paused], named, now_s), contexts
+
+    def expect_within(self, horizon_s: float) -> None:
+        """From now on, contexts that will be continued within this many seconds are expected; with
+        0 none is."""
+        self._continuations.horizon_s = horizon_s
+
+    def pause_quantile_s(self, share: float) -> float:
+        """This share of the pauses until contexts were continued was no longer, in seconds."""
+        return self._continuations.pause_quantile_s(share)
 
     def num_expected_blocks(self) -> int:
         """Evictable blocks of contexts that will be continued soon."""

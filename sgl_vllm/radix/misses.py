@@ -256,6 +256,20 @@ class Misses:
                     answers[-1]["cached"] = {"tokens": unpack(detail.cached)}
         return answers
 
+    def num_missed(self, request_id: str) -> tuple[int, int]:
+        """How many prompt tokens a request computed at its first admission, and how many of these
+        had been evicted; zeros if it is forgotten."""
+        one = self._explanations.get(request_id)
+        if one is None:
+            return 0, 0
+        start, num_evicted = one.num_read + one.num_loaded, 0
+        num_missed = max(0, one.num_prompt_tokens - start)
+        for end, cause, _ in one.missed:
+            if end > start:
+                num_evicted += end - start if cause == "evicted" else 0
+                start = end
+        return num_missed, num_evicted
+
     def of_request(self, request_id: str) -> Json | None:
         """The explanation of one request, without texts, for the answer to its client; None if it
         is forgotten."""

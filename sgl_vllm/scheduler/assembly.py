@@ -20,6 +20,7 @@ from sgl_vllm.jump import part as jump
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
+from sgl_vllm.programs.admission import MAX_HOLD_S, Admission
 from sgl_vllm.programs.programs import Programs
 from sgl_vllm.radix import part as radix
 from sgl_vllm.radix.lookup import max_copies
@@ -238,15 +239,19 @@ def _build_queue(parts: Parts) -> None:
         max_wait_s=options.schedule_max_wait_s or float("inf"),
     )
     quantum = options.schedule_fair_quantum
+    admission = None
     if parts.radix is not None:
-        parts.programs = Programs(parts.radix, options.schedule_hold_s)
+        parts.programs = Programs(parts.radix)
+        if options.schedule_admission == "auto" and options.schedule_policy == "lpm":
+            max_hold_s = min(MAX_HOLD_S, bound.max_wait_s)
+            admission = Admission(parts.radix, parts.programs, max_hold_s)
     parts.queue = CacheAwareQueue(
         scheduler,
         WaitingQueue(options.schedule_policy, bound, options.schedule_window),
         parts.radix,
         parts.programs,
         DeficitCounters(quantum) if quantum else None,
-        min(options.schedule_hold_s, bound.max_wait_s),
+        admission,
     )
     scheduler.waiting = parts.queue
 

@@ -44,13 +44,15 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
 
 
 def least_remaining_program(rows: Rows, nodes: Nodes) -> Keys:
-    """Programs with the least left to compute first; what is half cached before all that is not.
+    """Requests of which half is cached, then those that are no agent's, then agents; of each,
+    programs with the least left to compute first.
 
     What programs have to compute counts in powers of two. Ties go by longest cached prefix.
     """
-    is_cold = (2 * rows["matched"] < rows["tokens"]).astype(np.int64)
+    is_cold = 2 * rows["matched"] < rows["tokens"]
+    rank = is_cold * (1 + rows["is_agent"].astype(np.int64))
     remaining = np.frexp(rows["remaining"])[1].astype(np.int64)
-    keys = (_best_of_group(rows["fork_group"], key, np.minimum) for key in (is_cold, remaining))
+    keys = (_best_of_group(rows["fork_group"], key, np.minimum) for key in (rank, remaining))
     return [*keys, *longest_prefix_match(rows, nodes)]
 
 
@@ -70,7 +72,6 @@ def at_random(rows: Rows, nodes: Nodes) -> Keys:
 ORDERS: Mapping[str, Order] = {
     "lpm": longest_prefix_match,
     "dfs-weight": depth_first_by_weight,
-    "program": least_remaining_program,
     "fcfs": first_come_first_served,
     "random": at_random,
 }

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.radix.node import Node
-from sgl_vllm.scheduler.orders import CACHE_AWARE, ORDERS
+from sgl_vllm.scheduler.orders import CACHE_AWARE, ORDERS, least_remaining_program
 from sgl_vllm.scheduler.rows import Ints, Item, Rows, WaitingRows
 
 OVERHEAD_TOKENS = 64
@@ -29,9 +29,9 @@ class Bound:
 
     A request that reaches one of these limits is overdue. Overdue requests go first, in order of
     arrival, among the requests of their priority whose tenants all have credit, or all have none;
-    only preempted requests go before them. `hold.py` may hold an overdue request back for some
-    seconds. Delays are in tokens to compute: the prompt tokens that are not cached, and
-    `OVERHEAD_TOKENS` per request. The length of replies is unknown, so it does not count.
+    only preempted requests go before them. Delays are in tokens to compute: the prompt tokens that
+    are not cached, and `OVERHEAD_TOKENS` per request. The length of replies is unknown, so it does
+    not count.
 
     Attributes:
         max_overtakes: overdue once this many later requests were admitted before it.
@@ -80,7 +80,7 @@ class WaitingQueue(WaitingRows[Item]):
         self._num_tokens = 0
         """Of all that waited when the order was last decided."""
         self._last_order: list[Item] = []
-        self._last_asked: tuple[bool, frozenset[Hashable]] | None = None
+        self._last_asked: tuple[bool, bool, frozenset[Hashable]] | None = None
 
     # -- the order --------------------------------------------------------------------------------
 
@@ -90,6 +90,7 @@ class WaitingQueue(WaitingRows[Item]):
         *,
         room_tokens: int = 0,
         last_tenants: Collection[Hashable] = (),
+        hold_s: float = 0.0,
     ) -> list[Item]:
         """All waiting items, the first to be admitted in front.
 
@@ -98,16 +99,20 @@ class WaitingQueue(WaitingRows[Item]):
             room_tokens: size of the cache's free and evictable blocks. If all waiting requests fit
                 there together, a cache-aware order gains nothing, and they go in order of arrival.
             last_tenants: their requests go after those of others with the same priority.
+            hold_s: unless 0, agents take turns (`programs/admission.py`): the order is that of
+                `least_remaining_program`, and requests that have waited this many seconds are
+                overdue, whatever the others had to compute.
 
         Returns:
             The same list as before if nothing has changed. Not to be modified.
         """
         if self._is_changed:
             self._num_tokens = int(self._columns["tokens"].sum(where=self._columns["waits"]))
-        is_roomy = self._is_cache_aware and self._num_tokens <= room_tokens
-        asked = (is_roomy, frozenset(last_tenants))
-        if self._is_changed or asked != self._last_asked or not self._is_timeless:
-            slots = self._ordered_slots(now_s, is_roomy, last_tenants)
+        is_roomy = not hold_s and self._is_cache_aware and self._num_tokens <= room_tokens
+        asked = (is_roomy, hold_s > 0, frozenset(last_tenants))
+        is_timeless = self._is_timeless and not hold_s
+        if self._is_changed or asked != self._last_asked or not is_timeless:
+            slots = self._ordered_slots(now_s, is_roomy, last_tenants, hold_s)
             self._last_order = self._items_of(slots)
             self._last_asked = asked
             self._is_changed = False
@@ -124,7 +129,7 @@ class WaitingQueue(WaitingRows[Item]):
         return bool(self._columns["overdue"][self._slots[item]])
 
     def _ordered_slots(
-        self, now_s: float, is_roomy: bool, last_tenants: Collection[Hashable]
+        self, now_s: float, is_roomy: bool, last_tenants: Collection[Hashable], hold_s: float
     ) -> Ints:
         slots = np.flatnonzero(self._columns["waits"])
         rows = Rows(self._columns, slots)
@@ -134,10 +139,11 @@ class WaitingQueue(WaitingRows[Item]):
             by_arrival = _sorted_by(rows["priority"], is_last, rows["arrival"])
             slots, beyond_window = np.split(slots[by_arrival], [self._window])
             rows, is_last = Rows(self._columns, slots), is_last[by_arrival[: self._window]]
-        is_overdue = self._update_overdue(rows, now_s)
+        is_overdue = self._update_overdue(rows, now_s, hold_s)
         goes_first = rows["arrival"] < 0
         by_policy = ~(is_overdue | goes_first)
-        keys = [] if is_roomy else self._keys(rows, self._nodes_of(slots))
+        order = least_remaining_program if hold_s else self._keys
+        keys = [] if is_roomy else order(rows, self._nodes_of(slots))
         keys = [np.where(by_policy, key, 0) for key in keys]
         tier = np.where(goes_first, 0, 1 + 2 * is_last + by_policy)
         in_order = slots[_sorted_by(rows["priority"], tier, *keys, rows["arrival"])]
@@ -150,13 +156,16 @@ class WaitingQueue(WaitingRows[Item]):
         numbers = [self._tenants.number_of(tenant) for tenant in tenants]
         return np.isin(rows["tenant"], numbers) & (rows["arrival"] >= 0)
 
-    def _update_overdue(self, rows: Rows, now_s: float) -> NDArray[np.bool_]:
+    def _update_overdue(self, rows: Rows, now_s: float, hold_s: float) -> NDArray[np.bool_]:
         bound = self._bound
         backlog = np.maximum(rows["backlog"], _cost(rows["tokens"], rows["matched"]).sum())
         self._columns["backlog"][rows.slots] = backlog
         is_overdue = rows["overtakes"] >= bound.max_overtakes
-        is_overdue |= rows["delay"] >= np.maximum(bound.max_delay * backlog, bound.min_delay_tokens)
-        is_overdue |= now_s - rows["arrival_s"] >= bound.max_wait_s
+        max_wait_s = min(hold_s or bound.max_wait_s, bound.max_wait_s)
+        is_overdue |= now_s - rows["arrival_s"] >= max_wait_s
+        if not hold_s:
+            max_delay = np.maximum(bound.max_delay * backlog, bound.min_delay_tokens)
+            is_overdue |= rows["delay"] >= max_delay
         self._columns["overdue"][rows.slots] = is_overdue
         return is_overdue
 

@@ -27,7 +27,7 @@ from vllm.v1.request import Request
 from sgl_vllm.counters import counter
 from sgl_vllm.degrade import Guard
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
-from sgl_vllm.programs.hold import ContextHold
+from sgl_vllm.programs.admission import MAX_HELD_PER_STEP, Admission
 from sgl_vllm.programs.programs import UNKNOWN, Programs
 from sgl_vllm.protocol.hints import Hints, read_hints
 from sgl_vllm.radix.manager import RadixKVCacheManager
@@ -71,7 +71,7 @@ class OrderCounters:
     )
     held_for_contexts: int = counter(
         "Requests that waited for their admission because they would have evicted contexts that "
-        "were expected to be continued soon (`schedule_hold_s`).",
+        "were expected to be continued soon.",
         unit="requests",
     )
 
@@ -99,7 +99,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         radix: RadixKVCacheManager | None,
         programs: Programs | None,
         fairness: DeficitCounters | None,
-        hold_s: float = 0.0,
+        admission: Admission | None,
     ) -> None:
         self._scheduler = scheduler
         self._waiting = waiting
@@ -110,10 +110,9 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
             min_saved_tokens = MIN_SAVED_TOKENS_ON_CPU if on_cpu else MIN_SAVED_TOKENS
             self.sharing = PrefillSharing(scheduler, waiting, radix, min_saved_tokens)
-        self._hold: ContextHold | None = None
         self._programs = programs
-        if radix is not None and programs is not None and hold_s:
-            self._hold = ContextHold(radix, programs, hold_s)
+        self._admission = admission
+        self._num_held = 0  # for contexts, in this step
         self._held_for_contexts: WeakSet[Request] = WeakSet()  # those that have been counted
         self._deferred: set[Request] = set()  # those that are held back in this step
         self._radix = radix
@@ -137,18 +136,21 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         return self._guard.num_errors
 
     def sections(self) -> Mapping[str, Any]:
-        return {"schedule": copy.copy(self.counters)}
+        sections = {"schedule": copy.copy(self.counters)}
+        if self._admission is None:
+            return sections
+        return sections | {"admission": self._admission.gauges(self._num_held)}
 
     # -- a step -----------------------------------------------------------------------------------
 
     def before_schedule(self, prompts_done: Sequence[Request]) -> None:
         self._next = None
         self._is_in_order = False
-        self._place = 0
+        self._place = self._num_held = 0
         if self.sharing is not None:
             self._guard.run(self.sharing.step_starts)
-        if self._hold is not None:
-            self._guard.run(self._hold.step_starts)
+        if self._admission is not None:
+            self._guard.run(self._admission.step_starts)
         if self._programs is not None:
             self._programs.step_starts()
         if self._may_evict():
@@ -167,8 +169,10 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
-            for request in admitted:
+            for request, num in zip(admitted, num_cached, strict=True):
                 self._guard.run(self._scores.discard, request)
+                if self._admission is not None and not request.num_preemptions:
+                    self._guard.run(self._count_admission, self._admission, request, num)
             self.counters.overtakes += self._settle(num_cached)
         self._forget_order_if_empty()
         requests = self._scheduler.requests
@@ -179,6 +183,10 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         """Charge the tokens that a step computes of each request to its tenant."""
         if self._fairness is not None:
             self._guard.run(self._charge, self._fairness, computed)
+
+    def _count_admission(self, admission: Admission, request: Request, num_cached: int) -> None:
+        is_agent = self._waiting.is_agent(request)
+        admission.admitted(request, tenant_of(request), num_cached, is_agent=is_agent)
 
     def _settle(self, num_cached: Sequence[int]) -> int:
         try:
@@ -220,8 +228,6 @@ class CacheAwareQueue(RequestQueue, StepHooks):
 
     def _policy_order(self) -> list[Request]:
         if len(self._waiting) < 2:
-            if self._hold is not None:  # it depends on what of the request is cached
-                self._scores.refresh()
             return list(self._waiting)
         self._scores.refresh()
         self.counters.ordered_steps += 1
@@ -230,7 +236,10 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             self._fairness.refill_if_due(self._waiting.tenants)
             last = self._fairness.without_credit(self._waiting.tenants)
         room_tokens = self._room_tokens()
-        return self._waiting.order(time.time(), room_tokens=room_tokens, last_tenants=last)
+        hold_s = self._admission.hold_s if self._admission is not None else 0.0
+        return self._waiting.order(
+            time.time(), room_tokens=room_tokens, last_tenants=last, hold_s=hold_s
+        )
 
     def _may_evict(self) -> bool:
         """Whether the running requests may need blocks of what waiting requests match."""
@@ -271,13 +280,24 @@ class CacheAwareQueue(RequestQueue, StepHooks):
                 self._next = request
                 if self.sharing is not None:
                     self._guard.run(self.sharing.note_siblings, request)
-            elif request not in self._scheduler.deferred_waiting:
-                self._scheduler.deferred_waiting.add(request)
-                self._deferred.add(request)
+            else:
+                self._defer([request])
+                if self._num_held == MAX_HELD_PER_STEP:  # behind it are other agents' requests
+                    others = [one for one in self._order[self._place :] if one in self._waiting]
+                    self._place = len(self._order)
+                    self._num_held += len(others)
+                    self._defer(others)
         return self._next
+
+    def _defer(self, requests: Sequence[Request]) -> None:
+        """These requests are held back until the step ends."""
+        deferred = set(requests) - self._scheduler.deferred_waiting
+        self._scheduler.deferred_waiting |= deferred
+        self._deferred |= deferred
 
     def _is_held_back(self, request: Request) -> bool:
         if self._guard.run(self._waits_for_contexts, request):
+            self._num_held += 1
             if request not in self._held_for_contexts:
                 self._held_for_contexts.add(request)
                 self.counters.held_for_contexts += 1
@@ -288,10 +308,13 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         return False
 
     def _waits_for_contexts(self, request: Request) -> bool:
-        if self._hold is None or not self._scheduler.running or not self._hold.may_wait(request):
+        admission = self._admission
+        if admission is None or not admission.hold_s or not self._scheduler.running:
+            return False
+        if not self._waiting.is_agent(request) or not admission.may_wait(request):
             return False
         self._scores.score(request)
-        return self._hold.waits(request, self._waiting.match_of(request))
+        return admission.waits(request, self._waiting.match_of(request))
 
     def nodes_of_head(self) -> set[Node]:
         """The nodes that the head of the queue, in the last order, is known to match."""
@@ -331,6 +354,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             tenant=tenant if self._fairness is not None else None,
             fork_group=None if fork is None else (tenant, fork),
             num_remaining=standing.num_remaining,
+            is_agent=standing.is_agent,
             is_readmission=is_readmission,
         )
         self._guard.run(self._scores.add, request)

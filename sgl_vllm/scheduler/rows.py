@@ -36,6 +36,7 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "since": np.int64,  # the earliest arrival of its fork group; its own without a group
     "tokens": np.int64,
     "remaining": np.int64,  # tokens that its program has left to compute, as expected
+    "is_agent": np.bool_,
     "matched": np.int64,
     "next_tokens_key": np.int64,  # equal if the next tokens after the match are the same
     "overtakes": np.int64,
@@ -119,6 +120,7 @@ class WaitingRows(Generic[Item]):
         tenant: Hashable = None,
         fork_group: Hashable = None,
         num_remaining: int = 0,
+        is_agent: bool = False,
         is_readmission: bool = False,
     ) -> None:
         """Add `item` at the end. An item that waits already loses its place.
@@ -129,6 +131,7 @@ class WaitingRows(Generic[Item]):
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
             num_remaining: tokens that its program has left to compute, as expected.
+            is_agent: whether it is an agent's.
             is_readmission: the request was admitted before, and then preempted or its KV load
                 failed. It goes before all others of its priority, whatever its fork group.
         """
@@ -157,6 +160,7 @@ class WaitingRows(Generic[Item]):
             "since": since,
             "tokens": num_tokens,
             "remaining": num_remaining,
+            "is_agent": is_agent,
             "next_tokens_key": NO_GROUP,
             "waits": True,
         }
@@ -219,6 +223,11 @@ class WaitingRows(Generic[Item]):
     def match_of(self, item: Item) -> Match:
         """The cached prefix of a waiting item."""
         return Match(int(self._columns["matched"][self._slots[item]]), self.node_of(item))
+
+    def is_agent(self, item: Item) -> bool:
+        """Whether a waiting or popped item is an agent's."""
+        slot = self._slots[item] if item in self._slots else self._popped[item]
+        return bool(self._columns["is_agent"][slot])
 
     def next_tokens_key_of(self, item: Item) -> int:
         """Stands for the next tokens of a waiting item; `NO_GROUP` if they are unknown."""

@@ -15,6 +15,7 @@ from sgl_vllm.approximate.reuse import ApproximateCounters
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.counters import JumpCounters
+from sgl_vllm.programs.admission import AdmissionGauges
 from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.misses import MissCounters
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
@@ -100,6 +101,7 @@ class EngineStats:
     programs: ProgramGauges | None = None
     tiers: TierStats | None = None
     schedule: OrderCounters | None = None
+    admission: AdmissionGauges | None = None
     fsm: BackendCounters | None = None
     structured_output: BitmaskCounters | None = None
     jump_forward: JumpCounters | None = None

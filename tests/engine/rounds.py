@@ -42,7 +42,7 @@ PLUGIN_OPTIONS: list[dict[str, Any]] = [
     *[{}] * 8,
     {"schedule_max_overtakes": 2},
     {"schedule_policy": "dfs-weight", "schedule_max_delay": 10.0},
-    {"schedule_policy": "program", "schedule_max_delay": 100.0, "schedule_hold_s": 1.0},
+    {"schedule_max_wait_s": 1.0},
     {"schedule_policy": "fcfs"},
     {"schedule_fair_quantum": 100, "schedule_max_overtakes": 0},
     {"schedule_fair_quantum": 1000},

@@ -48,7 +48,6 @@ Target = tuple[type, str]
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "every option": {
-        "schedule_hold_s": 0.001,
         "schedule_fair_quantum": 100,
         "schedule_max_wait_s": 1,
         "radix_ttl_s": 0.5,

@@ -55,7 +55,7 @@ def tiny(num_blocks: int, block_size: int = 32, chunk: int = 96, **more: Any) ->
 
 
 EXACT = {"jump_mode": "exact"}
-BY_PROGRAM = {"schedule_policy": "program", "schedule_hold_s": 1.0, "schedule_max_delay": 100.0}
+BY_PROGRAM = {"schedule_max_wait_s": 1.0}
 FAIR = {"schedule_max_overtakes": 1, "schedule_fair_quantum": 300}
 ONE, DRAFTS, RECURRENT, MLA = (151, 60), (3, 60), (42, 100), (4, 24)
 

@@ -3,12 +3,14 @@ steps of their graphs, by which they are ordered."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from sgl_vllm.programs.admission import Admission
 from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.protocol.step_graph import Step, StepGraph
 from tests.engine.machine import Machine
@@ -98,11 +100,16 @@ def step(graph: StepGraph, index: int, *, sends_graph: bool = False) -> dict:
 
 LINE = StepGraph((Step(), Step(0, "search"), Step(1, "read")))
 PAIR = StepGraph((Step(), Step(0, "build")))
-BY_PROGRAM = {"schedule_policy": "program", "schedule_max_delay": 100.0}
 
 
+@pytest.fixture
+def agents_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Admission, "step_starts", lambda self: setattr(self, "hold_s", math.inf))
+
+
+@pytest.mark.usefixtures("agents_take_turns")
 def test_the_program_with_the_least_to_compute_goes_first():
-    machine = Machine(BY_PROGRAM, max_num_seqs=1)
+    machine = Machine(max_num_seqs=1)
     for graph, sizes in ((LINE, [600, 200, 20]), (PAIR, [100, 100])):
         for index, size in enumerate(sizes):  # of the new prompts of a run
             serve(machine, words(size), **step(graph, index, sends_graph=index == 0))
@@ -113,8 +120,9 @@ def test_the_program_with_the_least_to_compute_goes_first():
     assert machine.admitted == ["20", "200", "820"]
 
 
+@pytest.mark.usefixtures("agents_take_turns")
 def test_without_a_graph_the_program_that_has_computed_the_least_goes_first():
-    machine = Machine(BY_PROGRAM, max_num_seqs=1)
+    machine = Machine(max_num_seqs=1)
     served = {size: serve(machine, words(size)) for size in (2000, 400, 100)}
     machine.admitted.clear()
     for size, prompt in served.items():
@@ -144,7 +152,7 @@ TWO = StepGraph((Step(), Step()))
 
 
 def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
-    """What the first step of `TWO` has taken in the mean, by what `program` would order by."""
+    """What the first step of `TWO` has taken in the mean, by which programs that take turns are ordered."""
     hints = read_hints(step(TWO, 0)["extra_args"], "")
     request = machine.add(prompt, **step(TWO, 0))
     num_remaining = machine.scheduler.parts.programs.arrived(request, hints).num_remaining

@@ -221,7 +221,7 @@ def test_blocks_that_are_held_for_approximate_reuse_are_released_after_an_error(
 @pytest.mark.parametrize("status", ["PREEMPTED", "WAITING_FOR_REMOTE_KVS"])
 def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
     cache = Cache()
-    programs = Programs(cache.manager, 0.0)
+    programs = Programs(cache.manager)
     cache.manager.new_step_starts()
     request = cache.request(PREFIX)
     programs.arrived(request, Hints(program="p"))

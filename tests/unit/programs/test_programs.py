@@ -51,7 +51,7 @@ class History:
     num_requests: int = 0
     num_blocks: int = 0
     tree: RadixTree = field(default_factory=lambda: RadixTree(SIZE))
-    continuations: Continuations = field(default_factory=lambda: Continuations(0.0))
+    continuations: Continuations = field(default_factory=lambda: Continuations())
     sessions: list[Session] = field(
         default_factory=lambda: [Session(program) for program in PROGRAMS.values()]
     )

@@ -6,7 +6,7 @@ from weakref import WeakSet
 import pytest
 
 from sgl_vllm.radix.node import Match, Node
-from sgl_vllm.scheduler.orders import depth_first_places
+from sgl_vllm.scheduler.orders import ORDERS, depth_first_places
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 
 LOOSE = Bound(max_overtakes=1000, max_delay=1.0, min_delay_tokens=10**9)
@@ -48,7 +48,7 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         "paxy",
     ),
     "programs with the least to compute go first": (
-        "program",
+        "agents take turns",
         {
             name: ({"num_remaining": n}, 0)
             for name, n in zip("abcd", (9000, 40, 0, 600), strict=True)
@@ -56,7 +56,7 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         "cbda",
     ),
     "of those with about as much, the longest prefix": (
-        "program",
+        "agents take turns",
         {
             "a": ({"num_remaining": 520}, 60),
             "b": ({"num_remaining": 1_000}, 70),
@@ -64,17 +64,17 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         },
         "bac",
     ),
-    "programs of which less than half is cached come after the others": (
-        "program",
+    "what is half cached goes first, then what is no agent's": (
+        "agents take turns",
         {
-            "a": ({"num_remaining": 10}, 49),
-            "b": ({"num_remaining": 9_000}, 50),
+            "a": ({"num_remaining": 10, "is_agent": True}, 49),
+            "b": ({"num_remaining": 9_000, "is_agent": True}, 50),
             "c": ({"num_remaining": 20}, 0),
         },
-        "bac",
+        "bca",
     ),
     "a fork group has the place of its program with the least to compute": (
-        "program",
+        "agents take turns",
         {
             "a": ({"num_remaining": 500}, 0),
             "b": (FORK | {"num_remaining": 9_000}, 0),
@@ -87,11 +87,12 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
 
 @pytest.mark.parametrize(("order", "requests", "expected"), WAITING.values(), ids=WAITING)
 def test_the_order_of_admission(order, requests, expected):
-    queue = queue_of(order)
+    takes_turns = order not in ORDERS
+    queue = queue_of("lpm" if takes_turns else order)
     for name, (added, num_cached) in requests.items():
         queue.add(name, 100, **added)
         queue.score(name, Match(num_cached, None))
-    assert "".join(queue.order()) == expected
+    assert "".join(queue.order(hold_s=60.0 if takes_turns else 0.0)) == expected
 
 
 def test_a_random_order_is_neither_that_of_arrival_nor_that_of_the_cache():
@@ -118,6 +119,21 @@ def test_requests_of_tenants_that_had_their_share_and_those_that_are_not_overdue
     assert queue.order(now_s=10.0) == ["a", "b", "c"]
     assert queue.order(now_s=10.0, last_tenants={"greedy"}) == ["b", "a", "c"]
     assert set(queue.tenants) == {"greedy", "modest"}
+
+
+def test_while_agents_take_turns_a_request_is_overdue_by_its_wait_and_not_by_what_others_compute():
+    queue = queue_of("lpm", 0, bound=Bound(1000, 0.0, 0, max_wait_s=30.0))
+    for number in range(3):
+        queue.add(str(number), 100)
+        queue.pop(str(number))
+        queue.settle([0])
+    queue.add("cached", 100, arrival_s=1.0)
+    queue.score("cached", Match(90, None))
+    assert queue.order(now_s=9.9, hold_s=10.0) == ["cached", "a"]
+    assert queue.order(now_s=10.0, hold_s=10.0) == ["a", "cached"]
+    assert queue.order(now_s=10.0, hold_s=60.0) == ["cached", "a"]
+    assert queue.order(now_s=30.0, hold_s=60.0) == ["a", "cached"]
+    assert queue.order(now_s=10.0) == ["a", "cached"]
 
 
 def test_a_fork_group_keeps_its_place_while_one_of_its_requests_waits():

@@ -1,0 +1,219 @@
+"""Agents take turns while their contexts do not fit into the cache together.
+
+Owns whether requests of agents are held back, which ones, and for how long. Does not own which
+contexts will be continued (`continuations.py`), nor the order of the queue, which asks. Imports no
+vLLM at run time.
+
+If the contexts of all active agents do not fit into the cache, each admitted request evicts
+another agent's context, and each agent computes its whole context again at every step. It is faster
+to serve as many agents as fit, and the next ones when some of these end or pause.
+
+Idea: admission by working sets (Denning, The working set model for program behavior, 1968).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sgl_vllm.counters import counter, gauge
+from sgl_vllm.programs.continuations import MAX_TENANTS, Context
+from sgl_vllm.radix.node import Match
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from sgl_vllm.programs.programs import Programs
+    from sgl_vllm.radix.manager import RadixKVCacheManager
+
+BEGIN_RATIO, END_RATIO = 1.0, 0.5
+"""Requests are held back from when agents compute more tokens again than for the first time, until
+they compute half as many."""
+
+WINDOW_CACHES = 2
+"""Tokens computed this many caches ago count a third as much as those computed now."""
+
+MIN_SHARE = 1 / 8
+"""Agents count as if they had computed at least this share of the cache for the first time, so a
+few evictions hold nobody back."""
+
+PAUSE_QUANTILE = 0.9
+"""A request is held back for as long as this share of the pauses lasts at most, ..."""
+
+HOLD_PER_WAIT = 0.9
+"""... and for longer if requests wait longer anyway: for this share of the longest recent wait."""
+
+MAX_HOLD_S = 60.0
+"""No request is held back for longer."""
+
+MAX_HELD_PER_STEP = 16
+"""After so many, a step looks at no further request that could be held back."""
+
+
+@dataclass(slots=True)
+class AdmissionGauges:
+    """What is held back, and what for.
+
+    Attributes:
+        holding_s: for how long requests have been held back; 0 if they are not.
+        hold_s: for how long a request is held back at most, as learned.
+        again_per_new: tokens that agents compute again per token that they compute for the first
+            time, lately; of the tenant for which that is highest.
+    """
+
+    held: int = gauge(
+        "Requests of agents that are held back, because what they compute would evict contexts "
+        "that will be continued soon.",
+        unit="requests",
+        metric="held_requests",
+    )
+    recomputed_tokens: int = counter(
+        "Prompt tokens that agents computed again after an eviction.",
+        unit="tokens",
+        metric="agent_recomputed_tokens",
+    )
+    kept_tokens: int = counter(
+        "Cached tokens that agents read while requests of others were held back.",
+        unit="tokens",
+        metric="agent_kept_tokens",
+    )
+    holding_s: float = 0.0
+    hold_s: float = 0.0
+    again_per_new: float = 0.0
+
+
+class Recomputation:
+    """Whether a tenant's agents compute more tokens again than for the first time.
+
+    Args:
+        window_tokens: older tokens count less.
+    """
+
+    def __init__(self, window_tokens: float) -> None:
+        self._window_tokens = window_tokens
+        self._num_again = self._num_first = 0.0
+        self.is_high = False
+
+    def add(self, num_again: int, num_first: int) -> None:
+        """An agent computes so many tokens again, and so many others."""
+        kept = math.exp(-(num_again + num_first) / self._window_tokens)
+        self._num_again = kept * self._num_again + num_again
+        self._num_first = kept * self._num_first + num_first
+        self.is_high = self.ratio > (END_RATIO if self.is_high else BEGIN_RATIO)
+
+    @property
+    def ratio(self) -> float:
+        """Tokens computed again per token computed for the first time."""
+        min_tokens = MIN_SHARE * self._window_tokens / WINDOW_CACHES
+        return self._num_again / max(self._num_first, min_tokens)
+
+
+class Admission:
+    """Decides which requests wait because what they compute would evict contexts that will be
+    continued soon.
+
+    Requests are held back while the agents of any tenant compute more tokens again than for the
+    first time. A request is not held back if at least half of it is cached, if it is no agent's, if
+    it has a priority, after a preemption, or for more than `hold_s` seconds. An agent is
+    a conversation that calls tools, or in which a request came within a second of an answer.
+
+    Cost: O(expected contexts) in a step that looks at an agent's evicted context, and about 3 us
+    for each request that such a step holds back, at most `MAX_HELD_PER_STEP`.
+
+    Attributes:
+        hold_s: in this step, in seconds; 0 while no request is held back.
+
+    Args:
+        max_hold_s: limit for `hold_s`.
+    """
+
+    def __init__(
+        self, radix: RadixKVCacheManager, programs: Programs, max_hold_s: float = MAX_HOLD_S
+    ) -> None:
+        self._radix = radix
+        self._programs = programs
+        self._max_hold_s = max_hold_s
+        self._recomputation: OrderedDict[Hashable, Recomputation] = OrderedDict()
+        self._longest_wait_s = 0.0  # decays
+        self._began_s: float | None = None
+        self._now_s = 0.0
+        self._num_expected_blocks: int | None = None  # in this step, once it is asked for
+        self._gauges = AdmissionGauges()
+        self.hold_s = 0.0
+
+    def step_starts(self) -> None:
+        """Decide whether this step holds requests back, and for how long."""
+        self._num_expected_blocks = None
+        if not any(one.is_high for one in self._recomputation.values()):
+            if self._began_s is not None:
+                self._began_s, self.hold_s, self._longest_wait_s = None, 0.0, 0.0
+                self._programs.expect_within(0.0)
+            return
+        now_s = time.time()
+        if self._began_s is None:
+            self._began_s = self._now_s = now_s
+        if self.hold_s:
+            self._longest_wait_s *= math.exp((self._now_s - now_s) / (4 * self.hold_s))
+        self._now_s = now_s
+        pause_s = self._programs.pause_quantile_s(PAUSE_QUANTILE)
+        self.hold_s = min(max(pause_s, HOLD_PER_WAIT * self._longest_wait_s), self._max_hold_s)
+        self._programs.expect_within(self.hold_s)
+
+    def may_wait(self, request: Request) -> bool:
+        """Whether a waiting request of an agent can be held back at all."""
+        if not self.hold_s or request.num_preemptions or request.priority < 0:
+            return False
+        return time.time() - request.arrival_time < self.hold_s
+
+    def waits(self, request: Request, match: Match) -> bool:
+        """Whether a request that `may_wait`, and has this match, is held back until the next
+        step."""
+        if 2 * match.num_tokens >= request.num_tokens:
+            return False
+        if self._num_expected_blocks is None:
+            self._num_expected_blocks = self._programs.num_expected_blocks()
+        num_kept, block_size = self._num_expected_blocks, self._radix.block_size
+        context = match.node.context if match.node is not None else None
+        if isinstance(context, Context):  # it continues this one itself
+            num_kept -= context.num_own_blocks(block_size)
+        num_needed = -(-(request.num_tokens - match.num_tokens) // block_size)
+        num_free_tokens = self._radix.groups.tokens_in(self._radix.block_pool.get_num_free_blocks())
+        return (num_needed + max(0, num_kept)) * block_size > num_free_tokens
+
+    def admitted(
+        self, request: Request, tenant: Hashable, num_cached: int, *, is_agent: bool
+    ) -> None:
+        """A waiting request is admitted for the first time, with so many cached tokens."""
+        if self.hold_s:
+            wait_s = time.time() - request.arrival_time
+            self._longest_wait_s = max(self._longest_wait_s, wait_s)
+        if not is_agent:
+            return
+        if self.hold_s:
+            self._gauges.kept_tokens += num_cached
+        num_missed, num_evicted = self._radix.misses.num_missed(request.request_id)
+        self._gauges.recomputed_tokens += num_evicted
+        found = self._recomputation.get(tenant)
+        if found is None:
+            pool = self._radix.block_pool
+            num_tokens = self._radix.groups.tokens_in(pool.num_gpu_blocks)
+            found = self._recomputation[tenant] = Recomputation(WINDOW_CACHES * num_tokens)
+            if len(self._recomputation) > MAX_TENANTS:
+                self._recomputation.popitem(last=False)
+        self._recomputation.move_to_end(tenant)
+        found.add(num_evicted, num_missed - num_evicted)
+
+    def gauges(self, num_held: int) -> AdmissionGauges:
+        """The state at this moment, with so many requests held back in the last step."""
+        ratios = [one.ratio for one in self._recomputation.values()]
+        return replace(
+            self._gauges,
+            held=num_held,
+            holding_s=0.0 if self._began_s is None else round(time.time() - self._began_s, 3),
+            hold_s=round(self.hold_s, 3),
+            again_per_new=round(max(ratios, default=0.0), 2),
+        )
