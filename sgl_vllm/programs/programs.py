@@ -14,12 +14,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar  # Any: JSON, and what passes through
-from weakref import WeakKeyDictionary
-
-from vllm.v1.request import RequestStatus
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.programs.continuations import NEAR_TOKENS, Answer, Context, Continuations, Origin
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from sgl_vllm.radix.manager import RadixKVCacheManager
-    from sgl_vllm.radix.request_record import RequestRecord
+    from sgl_vllm.radix.retention import Left
     from sgl_vllm.radix.tree import RadixTree
 
 logger = logging.getLogger("vllm.sgl_vllm.radix")
@@ -98,14 +95,13 @@ class _Member:
             return self.hints.next_tool
         return self.step.next_tool
 
-    def kinds_of_end(self, request: Request) -> list[Hashable]:
+    def kinds_of_end(self, tool: Hint, last: tuple[int, ...]) -> list[Hashable]:
         """What the pause after its answer is learned under, the most specific first. An answer that
         calls a tool ends with other tokens than one to a person."""
         step = [("step", self.hints.step)] if self.step is not None else []
-        if self.next_tool is not None:
-            return [*step, ("tool", self.next_tool)]
-        last = request.output_token_ids[-2:]
-        return [*step, tuple(last), ("last", *last[-1:])]
+        if tool is not None:
+            return [*step, ("tool", tool)]
+        return [*step, last, ("last", *last[-1:])]
 
 
 class Programs(StepHooks):
@@ -115,7 +111,6 @@ class Programs(StepHooks):
         self._radix = radix
         self._continuations = Continuations()
         self._graphs = StepGraphs()
-        self._members: WeakKeyDictionary[Request, _Member] = WeakKeyDictionary()
         self._guard = Guard(
             "the record of programs", "the request counts as one without hints", logger
         )
@@ -126,10 +121,9 @@ class Programs(StepHooks):
 
     def _arrived(self, tree: RadixTree, request: Request, hints: Hints) -> Standing:
         record = self._radix.pool.records.of(request)
-        member = self._members[request] = _Member(request.request_id)
         if record is None:
             return UNKNOWN
-        member.hints = hints
+        member = record.member = _Member(request.request_id, hints)
         if hints.program is not None:
             member.program = record.namespace.adapter, record.namespace.salt, hints.program
         if hints.is_ahead:
@@ -158,44 +152,44 @@ class Programs(StepHooks):
         if self._radix.retention.left:
             self._read_left()
 
-    def _left(self, tree: RadixTree, record: RequestRecord, ended_s: float) -> None:
+    def _left(self, tree: RadixTree, left: Left) -> None:
         """What an ended request has computed is in the tree. If it got its whole answer, this is a
         context."""
-        request, leaf = record.request, record.leaf
-        member = self._members.pop(request, None)
-        if member is None or member.hints.is_ahead:
+        member, leaf, num_prompt = left.member, left.leaf, left.num_prompt_tokens
+        if not isinstance(member, _Member) or member.hints.is_ahead:
             return
-        if member.step is not None and request.num_output_tokens > 0:
-            member.step.ended(record.num_computed)
-        for keep_s, share in member.hints.kept:
-            kept = record.tokens[: TOKEN_BYTES * math.ceil(share * request.num_prompt_tokens)]
-            self._radix.pool.guarded(tree.keep, record.namespace, kept, keep_s)
+        hints = member.hints
+        if member.step is not None and left.last:
+            member.step.ended(left.num_computed)
+        for keep_s, share in hints.kept:
+            kept = left.tokens[: TOKEN_BYTES * math.ceil(share * num_prompt)]
+            self._radix.pool.guarded(tree.keep, left.namespace, kept, keep_s)
         if leaf is None or leaf.parent is None:
             return
-        if member.hints.ends:
-            self._radix.pool.guarded(tree.record_end, leaf, member.hints.ends)
-            self._continuations.program_ended(member.program, ended_s)
-        elif request.status != RequestStatus.FINISHED_ABORTED:
-            num_prompt, last = request.num_prompt_tokens, tuple(request.output_token_ids[-2:])
-            if last in member.dropped:
+        if hints.ends:
+            self._radix.pool.guarded(tree.record_end, leaf, hints.ends)
+            self._continuations.program_ended(member.program, left.ended_s)
+        elif not left.is_aborted:
+            if left.last in member.dropped:
                 self._radix.pool.guarded(tree.record_drop, leaf, num_prompt)
             begin = TOKEN_BYTES * num_prompt
-            first = record.tokens[begin : begin + TOKEN_BYTES * NEAR_TOKENS]
+            first = left.tokens[begin : begin + TOKEN_BYTES * NEAR_TOKENS]
+            tool = member.next_tool
             self._continuations.ended(
-                record.namespace,
-                record.tokens[: TOKEN_BYTES * request.num_prompt_tokens],
+                left.namespace,
+                left.tokens[:begin],
                 leaf,
-                member.kinds_of_end(request),
-                ended_s,
-                member.hints.next_in_s,
+                member.kinds_of_end(tool, left.last),
+                left.ended_s,
+                hints.next_in_s,
                 Origin(
-                    request.request_id,
+                    left.request_id,
                     member.program,
-                    member.next_tool,
+                    tool,
                     member.is_continuation,
                     member.is_agent,
-                    member.num_served + record.num_computed,
-                    Answer(num_prompt, first, last),
+                    member.num_served + left.num_computed,
+                    Answer(num_prompt, first, left.last),
                     member.dropped,
                 ),
             )
@@ -216,10 +210,16 @@ class Programs(StepHooks):
 
     def _counts(self, tree: RadixTree, now_s: float) -> ProgramGauges:
         return count_programs(
-            (member.program for member in self._members.values()),
+            self._running(),
             (context for _, context in self._continuations.paused(now_s)),
             self._continuations.ended_programs(now_s),
         )
+
+    def _running(self) -> Iterator[Hashable]:
+        """The program of each live request."""
+        for one in self._radix.pool.records.all():
+            member = one.member
+            yield member.program if isinstance(member, _Member) else one.request.request_id
 
     def snapshot(self, *, shows_tools: bool) -> tuple[Json | None, dict[Node, Json]]:
         """The programs of all tenants as JSON, and by node the contexts that end there and have not
@@ -279,6 +279,6 @@ class Programs(StepHooks):
         tree, retention = self._radix.tree, self._radix.retention
         if tree is not None:
             left, retention.left = retention.left, []
-            for record, ended_s in left:
-                self._guard.run(self._left, tree, record, ended_s)
+            for one in left:
+                self._guard.run(self._left, tree, one)
         return tree

@@ -46,6 +46,7 @@ class RequestRecord:
         num_reused: how many tokens it had not to compute when it was admitted first; None until it
             has left the tree once.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
+        member: what is known above of the request, since it has arrived.
     """
 
     request: Request
@@ -63,6 +64,7 @@ class RequestRecord:
     num_waits_for_room: int = 0
     num_shared: Sequence[int] = ()
     num_reused: int | None = None
+    member: object = None
 
     @property
     def num_computed(self) -> int:
@@ -132,14 +134,17 @@ class RequestRecords:
 
     def exclude(self, request: Request) -> None:
         """Keep a live request out of the tree from now on."""
-        self._records[request.request_id] = RequestRecord(request, SHARED, b"", stays_out=True)
+        old = self._records.get(request.request_id)
+        new = self._records[request.request_id] = RequestRecord(request, SHARED, b"", True)
+        if old is not None and old.request is request:
+            new.member = old.member
 
     def leave_tree(self, request: Request) -> None:
         """A live request releases its blocks, and may get others later."""
         old = self._records.get(request.request_id)
         if old is not None and old.request is request:
             new = self._records[request.request_id] = self._new(request)
-            new.num_reused = old._num_reused_first
+            new.num_reused, new.member = old._num_reused_first, old.member
 
     def discard(self, request: Request) -> None:
         """Forget a request, whether it is known or not."""

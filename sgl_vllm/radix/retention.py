@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.state_order import Kind
+from sgl_vllm.radix.node import Namespace, Node
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.stats import RadixCounters
+from sgl_vllm.radix.tokens import Tokens
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -24,18 +26,40 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.pool import RadixBlockPool
 
 
+class Left(NamedTuple):
+    """What a request has left in the tree. vLLM frees the request itself, with all its tokens.
+
+    Attributes:
+        last: the last tokens of its answer, two at most.
+        num_computed: `RequestRecord.num_computed`.
+        leaf: `RequestRecord.leaf`, which may have left the tree since.
+        member: `RequestRecord.member`.
+        ended_s: when, in seconds on the monotonic clock.
+    """
+
+    request_id: str
+    namespace: Namespace
+    tokens: Tokens
+    num_prompt_tokens: int
+    last: tuple[int, ...]
+    num_computed: int
+    leaf: Node | None
+    member: object
+    is_aborted: bool
+    ended_s: float
+
+
 @dataclass(eq=False)
 class Retention:
     """The computed tokens of one cache's requests.
 
     Attributes:
-        left: the requests that have ended since the last step began, and left something in the
-            tree; and when, in seconds on the monotonic clock.
+        left: by the requests that have ended since the last step began.
     """
 
     _pool: RadixBlockPool
     counters: RadixCounters
-    left: list[tuple[RequestRecord, float]] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._groups = self._pool.groups
@@ -61,7 +85,7 @@ class Retention:
                 self._pool.tree.mark_state(states[num_tokens][0], Kind.END)
             self.counters.retained_tails += num_tokens % self._groups.block_size != 0
             if request.is_finished():
-                self.left.append((record, time.monotonic()))
+                self.left.append(_left_by(request, record))
 
     def _unindex_uncertain(
         self, request: Request, blocks: Sequence[KVCacheBlock], num_found: int
@@ -138,3 +162,18 @@ class Retention:
             num_cached = self._groups.num_cached_by_request.get(request.request_id, 0)
             num_tokens = min(num_tokens, num_cached * self._groups.block_size)
         return num_tokens
+
+
+def _left_by(request: Request, record: RequestRecord) -> Left:
+    return Left(
+        request.request_id,
+        record.namespace,
+        record.tokens,
+        request.num_prompt_tokens,
+        tuple(request.output_token_ids[-2:]),
+        record.num_computed,
+        record.leaf,
+        record.member,
+        request.status == RequestStatus.FINISHED_ABORTED,
+        time.monotonic(),
+    )
