@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
@@ -238,3 +239,20 @@ def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
     cache.manager.free(request)
     records.discard(other)
     assert not [*records.all()]
+
+
+def test_what_a_request_has_left_is_noted_without_the_request():
+    cache = Cache()
+    programs = Programs(cache.manager)
+    cache.manager.new_step_starts()
+    request = cache.request(PREFIX)
+    programs.arrived(request, Hints(program="p"))
+    cache.allocate(request)
+    request.num_computed_tokens = len(PREFIX)
+    request.status = RequestStatus.FINISHED_STOPPED
+    cache.manager.free(request)
+    ended = weakref.ref(request)
+    del request
+    assert ended() is None
+    counts = programs.sections()["programs"]
+    assert counts is not None and counts.unknown == 1
