@@ -11,8 +11,8 @@ difference.
     full       nothing in common, and a cache so full that no request can be admitted
     groups     groups of ten share all but 100 tokens: the plugin admits more in a step
     few        one request waits
-    hold       as unshared, with schedule_hold_s
-    programs   as hold, after thousands of programs, most of which are expected to go on
+    programs   as unshared, after thousands of programs, most of which are expected to go on
+    agents     as unshared, and half of what waits are agents whose contexts were evicted
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 NUM_WAITING = 1000
 NUM_STEPS, NUM_WARM_UP_STEPS = 200, 20
 NUM_PROGRAMS = 5000
+NUM_AGENTS = 500
 VOCABULARY = 128_000
 PROMPT_TOKENS = 4000
 OUTPUT_TOKENS = 8
@@ -63,17 +64,18 @@ class Case:
     Attributes:
         is_grouped: requests come in groups that share a prefix.
         cache_requests: so many requests fill the cache.
-        hold_s: the plugin's `schedule_hold_s`.
-        after_programs: many programs have been served before. Each has had two short requests, the
+        after_programs: so many programs have been served before. Each has had two requests, the
             second of which continues the first.
+        has_agents: these programs have long contexts, and their next requests are among those that
+            wait.
     """
 
     name: str
     is_grouped: bool
     cache_requests: float
     num_waiting: int = NUM_WAITING
-    hold_s: float = 0.0
-    after_programs: bool = False
+    after_programs: int = 0
+    has_agents: bool = False
 
 
 CASES = (
@@ -81,8 +83,8 @@ CASES = (
     Case("full", is_grouped=False, cache_requests=1.5),
     Case("groups", is_grouped=True, cache_requests=40),
     Case("few", is_grouped=False, cache_requests=40, num_waiting=1),
-    Case("hold", is_grouped=False, cache_requests=40, hold_s=60.0),
-    Case("programs", is_grouped=False, cache_requests=40, hold_s=60.0, after_programs=True),
+    Case("programs", is_grouped=False, cache_requests=40, after_programs=NUM_PROGRAMS),
+    Case("agents", is_grouped=False, cache_requests=40, after_programs=NUM_AGENTS, has_agents=True),
 )
 
 
@@ -96,12 +98,13 @@ class Arm:
         settings = EngineSettings(
             num_blocks=int(case.cache_requests * (PROMPT_TOKENS + OUTPUT_TOKENS)) // block_size + 8,
             block_size=block_size,
-            max_model_len=PROMPT_TOKENS + OUTPUT_TOKENS + 1,
-            plugin={"schedule_hold_s": case.hold_s},
+            max_model_len=2 * PROMPT_TOKENS,
         )
         self.scheduler: Scheduler = make_scheduler(name, settings)
         self._hasher = make_block_hasher(self.scheduler)
-        self._prompts = prompts(case)
+        self._case = case
+        self._agents: deque[list[int]] = deque()
+        self._prompts = self._with_agents(prompts(case))
         self._num_waiting = case.num_waiting
         self._num_sent = 0
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
@@ -112,16 +115,29 @@ class Arm:
     def serve_programs(self) -> None:
         """Two requests of each, some programs at a time."""
         rng = random.Random(1)
-        for begin in range(0, NUM_PROGRAMS, PROGRAMS_AT_A_TIME):
-            programs = range(begin, begin + PROGRAMS_AT_A_TIME)
-            prompts = [[rng.randrange(VOCABULARY) for _ in range(PROGRAM_TOKENS)] for _ in programs]
+        num_tokens = PROMPT_TOKENS if self._case.has_agents else PROGRAM_TOKENS
+        for _ in range(self._case.after_programs // PROGRAMS_AT_A_TIME):
+            prompts = [
+                [rng.randrange(VOCABULARY) for _ in range(num_tokens)]
+                for _ in range(PROGRAMS_AT_A_TIME)
+            ]
             for num_more in (0, PROGRAM_TOKENS):
+                prompts = [[*prompt, *range(num_more)] for prompt in prompts]
                 for prompt in prompts:
-                    self._send([*prompt, *range(num_more)], is_measured=False)
+                    self._send(prompt, is_measured=False)
                 while self.scheduler.has_unfinished_requests():
                     self._step(is_measured=False)
             while self._in_flight:
                 self.scheduler.update_from_output(*self._in_flight.popleft())
+            if self._case.has_agents:
+                self._agents += [[*prompt, *range(PROGRAM_TOKENS)] for prompt in prompts]
+
+    def _with_agents(self, prompts: Iterator[list[int]]) -> Iterator[list[int]]:
+        """Before each of these prompts, the next one of an agent if there is one."""
+        for prompt in prompts:
+            if self._agents:
+                yield self._agents.popleft()
+            yield prompt
 
     def step(self, is_measured: bool) -> None:
         while len(self.scheduler.waiting) < self._num_waiting:

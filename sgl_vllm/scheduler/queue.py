@@ -11,7 +11,6 @@ So a step in which no request can be admitted costs nothing here.
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -321,9 +320,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         return self._guard.run(self._matched_by_head) or set()
 
     def _matched_by_head(self) -> set[Node]:
-        waiting = (request for request in self._order if request in self._waiting)
-        nodes = map(self._waiting.node_of, itertools.islice(waiting, WANTED_WINDOW))
-        return {node for node in nodes if node is not None}
+        return self._waiting.nodes_of(self._order[:WANTED_WINDOW])
 
     # -- vLLM's queue -----------------------------------------------------------------------------
 

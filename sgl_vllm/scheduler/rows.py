@@ -7,7 +7,7 @@ own what the columns are for: `policy.py` counts overtakes in them, `orders.py` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar  # Any: an array of objects, and of any type
 
 import numpy as np
@@ -215,14 +215,15 @@ class WaitingRows(Generic[Item]):
         self._columns["next_tokens_key"][slot] = key
         self._nodes[slot] = match.node
 
-    def node_of(self, item: Item) -> Node | None:
-        """The node that a waiting item matches."""
-        node: Node | None = self._nodes[self._slots[item]]
-        return node
+    def nodes_of(self, items: Iterable[Item]) -> set[Node]:
+        """The nodes that those of `items` match that wait."""
+        slots = [self._slots[item] for item in items if item in self._slots]
+        return {node for node in self._nodes[slots].tolist() if node is not None}
 
     def match_of(self, item: Item) -> Match:
         """The cached prefix of a waiting item."""
-        return Match(int(self._columns["matched"][self._slots[item]]), self.node_of(item))
+        slot = self._slots[item]
+        return Match(int(self._columns["matched"][slot]), self._nodes[slot])
 
     def is_agent(self, item: Item) -> bool:
         """Whether a waiting or popped item is an agent's."""
