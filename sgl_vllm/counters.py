@@ -45,13 +45,17 @@ class Kind(enum.StrEnum):
     """How many times something was timed: the `_count` of a Prometheus summary."""
     TIMER_SUM = "timer sum"
     """The seconds that it took: the `_sum` of the same summary."""
+    HIGHEST = "highest"
+    """The state at this moment, in `/v1/sgl/stats` only. The highest of the engines is shown."""
     INFO = "info"
     """A constant or an estimate, in `/v1/sgl/stats` only. The first engine's is shown."""
 
     @property
     def metric_type(self) -> str:
         """The type in Prometheus."""
-        return "summary" if self in (Kind.TIMER_COUNT, Kind.TIMER_SUM) else self.value
+        if self in (Kind.TIMER_COUNT, Kind.TIMER_SUM):
+            return "summary"
+        return "gauge" if self is Kind.HIGHEST else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,11 @@ def gauge(
     return _declare(Kind.GAUGE, 0, help, unit, metric, labels)
 
 
+def highest(help: str, *, unit: str) -> float:
+    """The state at the moment of asking, of the engine in which it is highest."""
+    return _declare(Kind.HIGHEST, 0.0, help, unit, None)
+
+
 def timer_count(help: str, *, metric: str) -> int:
     """How many times something was timed. `timer_sum` with the same metric takes the seconds."""
     return _declare(Kind.TIMER_COUNT, 0, help, "s", metric)
@@ -134,10 +143,9 @@ def declarations(counters: type[DataclassInstance] | DataclassInstance) -> Itera
 
 def merge(engines: Sequence[Counters]) -> Counters:
     """The counters of several engines as those of one; see `Kind`. At least one is needed."""
-    merged = {
-        declared.key: getattr(engines[0], declared.key)
-        if declared.kind is Kind.INFO
-        else sum(cast(Number, getattr(engine, declared.key)) for engine in engines)
-        for declared in declarations(engines[0])
-    }
+    merged = {}
+    for declared in declarations(engines[0]):
+        if declared.kind is not Kind.INFO:
+            numbers = [cast(Number, getattr(engine, declared.key)) for engine in engines]
+            merged[declared.key] = max(numbers) if declared.kind is Kind.HIGHEST else sum(numbers)
     return dataclasses.replace(engines[0], **merged)

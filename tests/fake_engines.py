@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,17 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeResponse
 from vllm.lora.request import LoRARequest
 
+from sgl_vllm.programs.admission import AdmissionGauges
 from sgl_vllm.routes import SglEndpointPlugin
+
+TURNS = asdict(AdmissionGauges(12, 90_000, 1_204_331, 14.2, hold_s=4.216, again_per_new=1.83))
+NO_TURNS = TURNS | {"held": 0, "holding_s": 0.0, "hold_s": 0.0}
+TURNS_IN_WORDS = (
+    "agents have taken turns for 14 s: 12 requests held back, for up to 4.2 s each; "
+    "1.8 tokens computed again per new one; 1,204,331 cached tokens read while taking turns, "
+    "since start"
+)
+"""What commands and the page say of `TURNS`."""
 
 
 def tokens_of(text: str) -> list[int]:

@@ -1,9 +1,12 @@
-"""Programs by what they are doing, in words. Owns no counts: those are the server's."""
+"""Programs by what they are doing, and how agents take turns, in words.
+
+Owns no counts: those are the server's.
+"""
 
 from __future__ import annotations
 
 from sgl_vllm.commands.client import Json
-from sgl_vllm.commands.terminal import age, printable
+from sgl_vllm.commands.terminal import age, plural, printable
 
 STATES = {
     "running": "running",
@@ -19,8 +22,12 @@ A program is "waiting for a person" if its last answer calls no tool: a chat
 between two turns, or a program that has finished. It is "unknown" if this is
 its first answer: the server cannot tell whether another request will continue
 it. Most one-off requests stay in this state.
+
+While agents evict each other's contexts, they take turns, and one more line
+says how many of their requests are held back, and for how long.
 """
-"""What the states that the server infers mean, for `--help`."""
+"""What the states that the server infers mean, and what one more line is about, for
+`--help`."""
 
 
 def counts_in_words(counts: Json) -> str:
@@ -40,6 +47,18 @@ def tools_in_words(programs: Json) -> str:
         for tool in programs.get("tools", ())
     ]
     return ", ".join(tools) or f"up to {_duration(longest_s)}"
+
+
+def turns_in_words(admission: Json) -> str:
+    """For how long agents have taken turns, and what that does; empty if they do not."""
+    if not admission.get("holding_s"):
+        return ""
+    return (
+        f"agents have taken turns for {_duration(admission['holding_s'])}: "
+        f"{plural(admission['held'], 'request')} held back, for up to {admission['hold_s']:.2g} s "
+        f"each; {admission['again_per_new']:.2g} tokens computed again per new one; "
+        f"{admission['kept_tokens']:,} cached tokens read while taking turns, since start"
+    )
 
 
 def context_in_words(context: Json) -> str:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sgl_vllm.commands.arguments import URL_HELP, ApiKey, argument, flag, option, server_at
 from sgl_vllm.commands.client import Json, NoPluginError, ServerError, SglServer
-from sgl_vllm.commands.programs import MEANINGS, counts_in_words
+from sgl_vllm.commands.programs import MEANINGS, counts_in_words, turns_in_words
 from sgl_vllm.commands.terminal import printable
 from sgl_vllm.server_process import totals_of
 
@@ -127,7 +127,8 @@ class Sample:
 Row = Json
 """A server's line, as `--json` prints it. A number is None where the server has no such figure, or
 no earlier sample to compare with. `since_start` has tokens, `programs` the number in each state,
-`parts_off` the reasons, and `recomputed_tokens_per_s` the causes that occurred in the interval."""
+`admission` how agents take turns, `parts_off` the reasons, and `recomputed_tokens_per_s` the causes
+that occurred in the interval."""
 
 COLUMNS = {
     "run": "running",
@@ -217,6 +218,7 @@ def compare(earlier: Sample | None, now: Sample) -> Row:
         "forced_tokens_per_s": per_s("forced_tokens"),
         "since_start": {key: counts[name] for key, name in TOTALS.items() if name in counts},
         "programs": dict(stats.get("programs", {})),
+        "admission": dict(stats.get("admission", {})),
         "recomputed_tokens_per_s": {cause: rate for cause, rate in recomputed.items() if rate},
         "parts_off": {part: why for part, why in stats.get("parts", {}).items() if why != "on"},
         "problem": now.problem,
@@ -247,6 +249,8 @@ def draw(rows: Sequence[Row]) -> Group:
             notes.append(Text(f"{name}: since start: {parts}"))
         if counts := counts_in_words(row["programs"]):
             notes.append(Text(f"{name}: programs: {counts}"))
+        if turns := turns_in_words(row["admission"]):
+            notes.append(Text(f"{name}: {turns}"))
         if recomputed := row["recomputed_tokens_per_s"]:
             causes = sorted(recomputed, key=recomputed.__getitem__, reverse=True)
             parts = ", ".join(f"{cause} {_count(recomputed[cause])}" for cause in causes)

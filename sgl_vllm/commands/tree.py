@@ -22,6 +22,7 @@ from sgl_vllm.commands.programs import (
     context_in_words,
     counts_in_words,
     tools_in_words,
+    turns_in_words,
 )
 from sgl_vllm.commands.terminal import age, plural, printable
 
@@ -171,10 +172,14 @@ def _space_legend(engine: Json) -> Text:
 
 
 def _programs(engine: Json) -> list[Text]:
-    """A line about the programs, and one about their tools, if there are any."""
-    programs = engine.get("programs", {})
-    lines = (("programs", counts_in_words(programs)), ("in tools", tools_in_words(programs)))
-    return [Text(f"{name}: {words}") for name, words in lines if words]
+    """Lines about the programs, their tools, and how agents take turns; none that says nothing."""
+    programs, admission = engine.get("programs", {}), engine.get("admission", {})
+    lines = (
+        ("programs: ", counts_in_words(programs)),
+        ("in tools: ", tools_in_words(programs)),
+        ("", turns_in_words(admission)),
+    )
+    return [Text(f"{name}{words}") for name, words in lines if words]
 
 
 def _summary(engine: Json) -> Text:

@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sgl_vllm.counters import counter, gauge
+from sgl_vllm.counters import counter, gauge, highest
 from sgl_vllm.programs.continuations import MAX_TENANTS, Context
 from sgl_vllm.radix.node import Match
 
@@ -56,14 +56,7 @@ MAX_HELD_PER_STEP = 16
 
 @dataclass(slots=True)
 class AdmissionGauges:
-    """What is held back, and what for.
-
-    Attributes:
-        holding_s: for how long requests have been held back; 0 if they are not.
-        hold_s: for how long a request is held back at most, as learned.
-        again_per_new: tokens that agents compute again per token that they compute for the first
-            time, lately; of the tenant for which that is highest.
-    """
+    """What is held back, and what for."""
 
     held: int = gauge(
         "Requests of agents that are held back, because what they compute would evict contexts "
@@ -81,9 +74,20 @@ class AdmissionGauges:
         unit="tokens",
         metric="agent_kept_tokens",
     )
-    holding_s: float = 0.0
-    hold_s: float = 0.0
-    again_per_new: float = 0.0
+    holding_s: float = highest(
+        "For how long agents have taken turns: requests of theirs may be held back. 0 if they do "
+        "not.",
+        unit="s",
+    )
+    hold_s: float = highest(
+        "For how long a request is held back at most, as learned; 0 if agents do not take turns.",
+        unit="s",
+    )
+    again_per_new: float = highest(
+        "Tokens that agents compute again per token that they compute for the first time, lately; "
+        "of the tenant for which that is highest.",
+        unit="tokens",
+    )
 
 
 class Recomputation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any  # Any: JSON
 
 from vllm.logger import init_logger
@@ -113,7 +113,11 @@ class EngineControl:
             known, contexts = programs.snapshot(shows_tools=max_tokens > 0)
         wanted = queue.nodes_of_head() if queue is not None else ()
         snapshot = radix.snapshot(max_nodes, max_tokens, wanted, contexts)
-        return snapshot | {"programs": known} if snapshot and known is not None else snapshot
+        if snapshot and known is not None:
+            snapshot["programs"] = known
+        if snapshot and queue is not None and (gauges := queue.admission_gauges()) is not None:
+            snapshot["admission"] = asdict(gauges)
+        return snapshot
 
     def called_tool(self, request_id: str, tool: str) -> None:
         """The answer that its client knows by this id calls `tool`: `Programs.called_tool`."""

@@ -26,7 +26,7 @@ from vllm.v1.request import Request
 from sgl_vllm.counters import counter
 from sgl_vllm.degrade import Guard
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
-from sgl_vllm.programs.admission import MAX_HELD_PER_STEP, Admission
+from sgl_vllm.programs.admission import MAX_HELD_PER_STEP, Admission, AdmissionGauges
 from sgl_vllm.programs.programs import UNKNOWN, Programs
 from sgl_vllm.protocol.hints import Hints, read_hints
 from sgl_vllm.radix.manager import RadixKVCacheManager
@@ -135,10 +135,11 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         return self._guard.num_errors
 
     def sections(self) -> Mapping[str, Any]:
-        sections = {"schedule": copy.copy(self.counters)}
-        if self._admission is None:
-            return sections
-        return sections | {"admission": self._admission.gauges(self._num_held)}
+        return {"schedule": copy.copy(self.counters), "admission": self.admission_gauges()}
+
+    def admission_gauges(self) -> AdmissionGauges | None:
+        """How agents take turns at this moment; None if they never do."""
+        return self._admission.gauges(self._num_held) if self._admission is not None else None
 
     # -- a step -----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 from sgl_vllm.programs.states import ProgramGauges
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler.stats import EngineStats
+from tests import fake_engines
 from tests.browser.test_view_page import CONTRAST
 from tests.browser.tree_tab import Serve, Tab
 from tests.fake_engines import FakeEngine, node, tokens_of, tree_answer
@@ -70,6 +71,23 @@ def test_programs_are_counted_and_a_context_says_what_its_program_is_doing(
     expect(unknown).to_contain_text("one request so far")
     expect(waiting).to_be_hidden()
     expect(tab.page.locator("#programs")).not_to_contain_text("In tools")
+
+
+def test_the_chosen_engine_says_how_its_agents_take_turns_while_they_do(serve: Serve) -> None:
+    shown = [
+        {"programs": {"running": 2}, "admission": one}
+        for one in (fake_engines.NO_TURNS, fake_engines.TURNS)
+    ]
+    trees = [tree_answer([node(None, 600)], **one) for one in shown]
+    tab = serve(*(FakeEngine(tree=tree) for tree in trees))
+    turns = tab.page.locator("#programs-turns")
+    expect(tab.page.locator("#programs-facts")).to_be_visible()
+    expect(turns).to_be_hidden()
+    tab.page.locator("#engine").select_option("1")
+    expect(turns).to_have_text(fake_engines.TURNS_IN_WORDS.capitalize())
+    trees[1]["admission"] = fake_engines.NO_TURNS
+    tab.refresh()
+    expect(turns).to_be_hidden()
 
 
 # -- what recurrent layers keep --------------------------------------------------------------------

@@ -86,6 +86,8 @@ def test_an_evicted_agent_waits_until_the_cached_one_has_been_continued(clock: S
     server.start_long_answer()
     assert server.waits(server.next_step(), "evicted")
     assert (server.admission.held, machine.counters.held_for_contexts) == (1, 1)
+    shown = machine.scheduler.sgl_vllm.tree()["admission"]
+    assert shown["held"] == 1 and shown["hold_s"] > 0 and shown["again_per_new"] > 1
     assert not server.waits(words(100), "single call")
     server.next_step()
     assert not server.waits(server.next_step(), "cached")
@@ -107,6 +109,7 @@ def test_nothing_waits_if_it_is_switched_off_or_has_a_priority(
     server = Server(clock, **options)
     server.start_long_answer()
     assert not server.waits(server.next_step(), "evicted", priority=priority)
+    assert ("admission" in server.machine.scheduler.sgl_vllm.tree()) == (not options)
 
 
 def test_nothing_waits_while_the_engine_is_idle(clock: StoppedTime) -> None:

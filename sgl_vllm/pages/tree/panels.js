@@ -103,7 +103,7 @@ const STATES = {
 };
 
 function drawPrograms() {
-  const { programs } = state.root.engine;
+  const { programs, admission } = state.root.engine;
   byId("programs").hidden = !programs;
   if (!programs) return;
   byId("programs-facts").replaceChildren(...Object.entries(STATES).map(([key, name]) =>
@@ -114,6 +114,13 @@ function drawPrograms() {
   const longest = programs.longest_in_tool_s;
   showText(byId("programs-tools"), longest == null ? null
     : `In tools: ${tools.join(", ") || `up to ${duration(longest)}`}`);
+  showText(byId("programs-turns"), admission?.holding_s ? turnsOf(admission) : null);
+}
+
+function turnsOf({ holding_s: since, held, hold_s: hold, again_per_new: again, kept_tokens: kept }) {
+  return `Agents have taken turns for ${duration(since)}: ${plural(held, "request")} held back, `
+    + `for up to ${decimal.format(hold)} s each; ${decimal.format(again)} tokens computed again per new one; `
+    + `${number(kept)} cached tokens read while taking turns, since start`;
 }
 
 function contextOf({ state: kind, paused_s: paused, tool }) {

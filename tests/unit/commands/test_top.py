@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from sgl_vllm.commands import cli
 from sgl_vllm.commands.top import Sample, compare, draw
+from tests.fake_engines import NO_TURNS, TURNS, TURNS_IN_WORDS
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -89,6 +91,15 @@ def test_servers_with_the_plugin_stock_ones_and_dead_ones_are_in_one_table(serve
     assert "a:1: programs: 1 running, 221 unknown (one request so far)" in out
     assert "http://c:3 does not answer: Connection refused" in out
     assert "\x1b" not in out
+
+
+def test_a_server_whose_agents_take_turns_has_a_line_about_it(servers, run):
+    for name, admission in (("a:1", TURNS), ("b:2", NO_TURNS), ("c:3", {})):
+        servers.stats[name] = httpx.Response(200, json=STATS | {"admission": admission})
+    _, out = run("a:1", "b:2", "c:3")
+    assert [line for line in out.splitlines() if "turns" in line] == [f"a:1: {TURNS_IN_WORDS}"]
+    _, out = run("a:1", "b:2", "c:3", "--once", "--json")
+    assert [row["admission"] for row in json.loads(out)] == [TURNS, NO_TURNS, {}]
 
 
 def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from sgl_vllm.commands import cli, client
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
+from tests import fake_engines
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
 URL = "http://testserver"
@@ -87,8 +88,16 @@ def test_programs_are_above_the_tree_and_contexts_at_their_nodes(sgl_vllm) -> No
         "└── 300 tokens  1 s  waiting for a person for 3 min",
     ]
     shown["tools"] = []  # the server does not show text
-    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(nodes, programs=shown))])
-    assert out.splitlines()[4].rstrip() == "in tools: up to 14 s"
+    trees = [
+        tree_answer(nodes, programs=shown, admission=one)
+        for one in (fake_engines.TURNS, fake_engines.NO_TURNS)
+    ]
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree) for tree in trees])
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    first, second = lines.index("Engine 0"), lines.index("Engine 1")
+    assert lines[first + 5] == "in tools: up to 14 s"
+    assert fake_engines.TURNS_IN_WORDS in " ".join(lines[first:second])
+    assert "turns" not in " ".join(lines[second:])
 
 
 @pytest.mark.parametrize(
