@@ -152,7 +152,7 @@ TWO = StepGraph((Step(), Step()))
 
 
 def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
-    """What the first step of `TWO` has taken in the mean, by which programs that take turns are ordered."""
+    """The mean tokens of the first step of `TWO`, by which programs that take turns are ordered."""
     hints = read_hints(step(TWO, 0)["extra_args"], "")
     request = machine.add(prompt, **step(TWO, 0))
     num_remaining = machine.scheduler.parts.programs.arrived(request, hints).num_remaining

@@ -116,7 +116,9 @@ def test_the_cache_is_asked_once_per_step_and_only_if_it_matters() -> None:
     assert busy.num_asked == 2
 
 
-def test_requests_wait_while_any_tenants_agents_compute_more_again_than_for_the_first_time() -> None:
+def test_requests_wait_while_any_tenants_agents_compute_more_again_than_for_the_first_time() -> (
+    None
+):
     engine = Engine(again=0)
     steps = [
         ("a", 0, 600, False),
@@ -137,7 +139,9 @@ def test_a_few_evictions_make_nobody_wait() -> None:
     assert not Engine(again=CACHE // 10).must_wait(Request(900))
 
 
-def test_requests_wait_for_longer_where_they_wait_anyway_but_not_for_more_than_a_minute(now) -> None:
+def test_requests_wait_for_longer_where_they_wait_anyway_but_not_for_more_than_a_minute(
+    now,
+) -> None:
     engine = Engine()
     assert engine.admission.hold_s == PAUSE_S
     engine.admit(num_again=CACHE, wait_s=40.0)
