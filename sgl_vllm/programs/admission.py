@@ -48,7 +48,7 @@ HOLD_PER_WAIT = 0.9
 """... and for longer if requests wait longer anyway: for this share of the longest recent wait."""
 
 MAX_HOLD_S = 60.0
-"""No request is held back for longer."""
+"""No request is held back for longer, and nobody if no agent's request was admitted for as long."""
 
 MAX_HELD_PER_STEP = 16
 """After so many, a step looks at no further request that could be held back."""
@@ -100,14 +100,19 @@ class Recomputation:
     def __init__(self, window_tokens: float) -> None:
         self._window_tokens = window_tokens
         self._num_again = self._num_first = 0.0
-        self.is_high = False
+        self._is_high = False
+        self._added_s = 0.0
 
-    def add(self, num_again: int, num_first: int) -> None:
+    def is_high(self, now_s: float) -> bool:
+        return self._is_high and now_s - self._added_s < MAX_HOLD_S
+
+    def add(self, num_again: int, num_first: int, now_s: float) -> None:
         """An agent computes so many tokens again, and so many others."""
+        self._added_s = now_s
         kept = math.exp(-(num_again + num_first) / self._window_tokens)
         self._num_again = kept * self._num_again + num_again
         self._num_first = kept * self._num_first + num_first
-        self.is_high = self.ratio > (END_RATIO if self.is_high else BEGIN_RATIO)
+        self._is_high = self.ratio > (END_RATIO if self._is_high else BEGIN_RATIO)
 
     @property
     def ratio(self) -> float:
@@ -152,12 +157,12 @@ class Admission:
     def step_starts(self) -> None:
         """Decide whether this step holds requests back, and for how long."""
         self._num_expected_blocks = None
-        if not any(one.is_high for one in self._recomputation.values()):
+        now_s = time.time()
+        if not self._is_any_high(now_s):
             if self._began_s is not None:
                 self._began_s, self.hold_s, self._longest_wait_s = None, 0.0, 0.0
                 self._programs.expect_within(0.0)
             return
-        now_s = time.time()
         if self._began_s is None:
             self._began_s = self._now_s = now_s
         if self.hold_s:
@@ -166,6 +171,9 @@ class Admission:
         pause_s = self._programs.pause_quantile_s(PAUSE_QUANTILE)
         self.hold_s = min(max(pause_s, HOLD_PER_WAIT * self._longest_wait_s), self._max_hold_s)
         self._programs.expect_within(self.hold_s)
+
+    def _is_any_high(self, now_s: float) -> bool:
+        return any(one.is_high(now_s) for one in self._recomputation.values())
 
     def may_wait(self, request: Request) -> bool:
         """Whether a waiting request of an agent can be held back at all."""
@@ -192,9 +200,9 @@ class Admission:
         self, request: Request, tenant: Hashable, num_cached: int, *, is_agent: bool
     ) -> None:
         """A waiting request is admitted for the first time, with so many cached tokens."""
+        now_s = time.time()
         if self.hold_s:
-            wait_s = time.time() - request.arrival_time
-            self._longest_wait_s = max(self._longest_wait_s, wait_s)
+            self._longest_wait_s = max(self._longest_wait_s, now_s - request.arrival_time)
         if not is_agent:
             return
         if self.hold_s:
@@ -209,15 +217,19 @@ class Admission:
             if len(self._recomputation) > MAX_TENANTS:
                 self._recomputation.popitem(last=False)
         self._recomputation.move_to_end(tenant)
-        found.add(num_evicted, num_missed - num_evicted)
+        found.add(num_evicted, num_missed - num_evicted, now_s)
 
     def gauges(self, num_held: int) -> AdmissionGauges:
         """The state at this moment, with so many requests held back in the last step."""
         ratios = [one.ratio for one in self._recomputation.values()]
+        now_s = time.time()
+        # Between two steps, too: an idle engine holds nothing back.
+        began_s = self._began_s if self._is_any_high(now_s) else None
+        is_holding = began_s is not None
         return replace(
             self._gauges,
-            held=num_held,
-            holding_s=0.0 if self._began_s is None else round(time.time() - self._began_s, 3),
-            hold_s=round(self.hold_s, 3),
+            held=num_held if is_holding else 0,
+            holding_s=0.0 if began_s is None else round(now_s - began_s, 3),
+            hold_s=round(self.hold_s, 3) if is_holding else 0.0,
             again_per_new=round(max(ratios, default=0.0), 2),
         )

@@ -162,3 +162,8 @@ def test_the_gauges_say_since_when_and_why(now) -> None:
     assert (gauges.held, gauges.holding_s, gauges.hold_s) == (3, 7.0, PAUSE_S)
     assert gauges.recomputed_tokens == CACHE + 50
     assert 0.5 < gauges.again_per_new < 1
+    now.s += admission.MAX_HOLD_S
+    gauges = engine.admission.gauges(num_held=3)
+    assert (gauges.held, gauges.holding_s, gauges.hold_s) == (0, 0.0, 0.0)
+    engine.admission.step_starts()
+    assert not engine.must_wait(Request(900, arrival_time=now.s))
