@@ -1,7 +1,7 @@
 """Which cached contexts will be continued soon, as far as earlier pauses tell.
 
 Owns the contexts that ended requests have left, the pauses until they are continued, and the
-estimate that follows from them. Does not own what is done about it (`hold.py`), nor what is shown
+estimate that follows from them. Does not own what is done about it (`admission.py`), nor what is shown
 (`states.py`). Pure.
 
 A session of an agent or a chat is continued by a request whose prompt extends an earlier prompt.
@@ -16,9 +16,7 @@ oldest, and a tenant whose contexts do not come back when they are expected is b
 
 from __future__ import annotations
 
-import itertools
 import sys
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sgl_vllm.lru_per_tenant import LruPerTenant
+from sgl_vllm.programs.pauses import MIN_OUTCOMES, Pauses
 from sgl_vllm.protocol.hints import Hint
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.node import Namespace, Node
@@ -40,13 +39,6 @@ MAX_KINDS = 256
 
 MAX_TENANTS = 256
 """For at most this many tenants, those used last, it is known how often they are mistaken."""
-
-MIN_OUTCOMES = 16
-"""With fewer outcomes than this nothing is expected, and a kind counts as any other. A tenant of
-which nothing is known is believed so many times."""
-
-MAX_OUTCOMES = 1000
-"""Beyond this, all counts are halved, so that old pauses are forgotten."""
 
 TAIL_TOKENS = 32
 """A prompt is recognized by its length and this many tokens at its end."""
@@ -67,51 +59,6 @@ _TAIL_BYTES = TAIL_TOKENS * TOKEN_BYTES
 
 _NO_TOKEN = np.iinfo(np.int32).min
 """In a place that holds no remembered prompt."""
-
-_BEGINS_S = [0.0, *(1e-3 * 2 ** (i / 2) for i in range(54))]
-"""Where the buckets of pauses begin: two per octave, from a millisecond to a day."""
-
-
-class Pauses:
-    """How long contexts paused until they were continued: counts by bucket, which decay."""
-
-    def __init__(self) -> None:
-        self._counts = [0.0] * len(_BEGINS_S)
-        self.num_outcomes = 0.0
-        self.num_continued = 0.0  # of the outcomes
-
-    def add(self, pause_s: float | None) -> None:
-        """A context was continued after this pause; None if it was not."""
-        if pause_s is not None:
-            self._counts[bisect_right(_BEGINS_S, max(pause_s, 0.0)) - 1] += 1
-            self.num_continued += 1
-        self.num_outcomes += 1
-        if self.num_outcomes > MAX_OUTCOMES:
-            self._counts = [count / 2 for count in self._counts]
-            self.num_outcomes /= 2
-            self.num_continued /= 2
-
-    def quantile_s(self, share: float) -> float:
-        """This share of the contexts that were continued paused for no longer, to a factor of the
-        square root of two; 0 with fewer than `MIN_OUTCOMES`."""
-        if self.num_outcomes < MIN_OUTCOMES:
-            return 0.0
-        num_until = itertools.accumulate(self._counts)
-        last = next(i for i, num in enumerate(num_until) if num >= share * self.num_continued)
-        return _BEGINS_S[min(last + 1, len(_BEGINS_S) - 1)]
-
-    def expected_for_s(self, horizon_s: float) -> float:
-        """For how long after its end a context will more likely than not be continued within the
-        next `horizon_s`. Cost: a few microseconds."""
-        if self.num_outcomes < MIN_OUTCOMES:
-            return 0.0
-        num_before = list(itertools.accumulate(self._counts, initial=0.0))
-        for bucket, elapsed_s in enumerate(_BEGINS_S):
-            num_left = self.num_outcomes - num_before[bucket]
-            end = bisect_left(_BEGINS_S, elapsed_s + horizon_s)
-            if 2 * (num_before[end] - num_before[bucket]) <= num_left:
-                return elapsed_s
-        return _BEGINS_S[-1]
 
 
 class Answer(NamedTuple):

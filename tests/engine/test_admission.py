@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sgl_vllm.programs.admission import MAX_HELD_PER_STEP, AdmissionGauges
-from sgl_vllm.programs.continuations import MIN_OUTCOMES
+from sgl_vllm.programs.pauses import MIN_OUTCOMES
 from sgl_vllm.protocol.step_graph import Step, StepGraph
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words

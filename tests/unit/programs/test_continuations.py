@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 
 from sgl_vllm.programs.continuations import (
     MAX_KINDS,
-    MAX_OUTCOMES,
     MAX_REMEMBERED,
     MAX_TENANTS,
-    MIN_OUTCOMES,
     Continuations,
-    Pauses,
 )
+from sgl_vllm.programs.pauses import MAX_OUTCOMES, MIN_OUTCOMES, Pauses
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import Tokens, pack
 from sgl_vllm.radix.tree import RadixTree
