@@ -1,8 +1,8 @@
 """Which cached contexts will be continued soon, as far as earlier pauses tell.
 
 Owns the contexts that ended requests have left, the pauses until they are continued, and the
-estimate that follows from them. Does not own what is done about it (`admission.py`), nor what is shown
-(`states.py`). Pure.
+estimate that follows from them. Does not own what is done about it (`admission.py`), nor what is
+shown (`states.py`). Pure.
 
 A session of an agent or a chat is continued by a request whose prompt extends an earlier prompt.
 What came between, a tool that ran or a person who thought, is a pause that the engine sees without

@@ -274,26 +274,29 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         while self._next is None and self._place < len(self._order):
             request = self._order[self._place]
             self._place += 1
-            if request not in self._waiting:
+            if request not in self._waiting or request in self._deferred:
                 continue
             if not self._is_held_back(request):
                 self._next = request
                 if self.sharing is not None:
                     self._guard.run(self.sharing.note_siblings, request)
             else:
-                self._defer([request])
-                if self._num_held == MAX_HELD_PER_STEP:  # behind it are other agents' requests
-                    others = [one for one in self._order[self._place :] if one in self._waiting]
-                    self._place = len(self._order)
-                    self._num_held += len(others)
-                    self._defer(others)
+                self._defer({request})
+                if self._num_held == MAX_HELD_PER_STEP:
+                    self._hold_all()
         return self._next
 
-    def _defer(self, requests: Sequence[Request]) -> None:
+    def _hold_all(self) -> None:
+        """Hold back all further requests that could be, without a look at each."""
+        held = self._waiting.evicted_agents(self._order[self._place :])
+        self._num_held += len(held)
+        self._defer(held)
+
+    def _defer(self, requests: set[Request]) -> None:
         """These requests are held back until the step ends."""
-        deferred = set(requests) - self._scheduler.deferred_waiting
-        self._scheduler.deferred_waiting |= deferred
-        self._deferred |= deferred
+        requests = requests - self._scheduler.deferred_waiting
+        self._scheduler.deferred_waiting |= requests
+        self._deferred |= requests
 
     def _is_held_back(self, request: Request) -> bool:
         if self._guard.run(self._waits_for_contexts, request):

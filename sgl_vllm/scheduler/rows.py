@@ -230,6 +230,15 @@ class WaitingRows(Generic[Item]):
         slot = self._slots[item] if item in self._slots else self._popped[item]
         return bool(self._columns["is_agent"][slot])
 
+    def evicted_agents(self, items: Iterable[Item]) -> set[Item]:
+        """Those of `items` that wait, are agents', have no priority, are neither overdue nor
+        readmissions, and of which less than half is cached."""
+        slots = np.array([self._slots[one] for one in items if one in self._slots], dtype=np.int64)
+        rows = Rows(self._columns, slots)
+        is_evicted = rows["is_agent"] & (2 * rows["matched"] < rows["tokens"])
+        is_evicted &= ~rows["overdue"] & (rows["arrival"] >= 0) & (rows["priority"] >= 0)
+        return set(self._items[slots[is_evicted]].tolist())
+
     def next_tokens_key_of(self, item: Item) -> int:
         """Stands for the next tokens of a waiting item; `NO_GROUP` if they are unknown."""
         return int(self._columns["next_tokens_key"][self._slots[item]])

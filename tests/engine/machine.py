@@ -90,6 +90,7 @@ class Machine:
         cache_salt: str | None = None,
         priority: int = 0,
         resumable: bool = False,
+        arrival_time: float = 0.0,
         **params: Any,
     ) -> Request:
         """Send a request. It gets `max_tokens` tokens that nobody else gets."""
@@ -101,6 +102,7 @@ class Machine:
                 cache_salt=cache_salt,
                 priority=priority,
                 resumable=resumable,
+                arrival_time=arrival_time,
             ),
             self._hasher,
         )

@@ -61,7 +61,7 @@ class Server:
         return prompt
 
     def send(self, prompt: list[int], name: str | None = None, **params: Any) -> None:
-        self.machine.add(prompt, name=name, **params).arrival_time = self.clock.now_s
+        self.machine.add(prompt, name=name, arrival_time=self.clock.now_s, **params)
 
     def start_long_answer(self) -> None:
         self.send(words(64), max_tokens=300)
@@ -134,7 +134,9 @@ def test_many_agents_that_wait_cost_no_more_than_a_few(clock: StoppedTime) -> No
     server.start_long_answer()
     for agent in agents:
         server.send([*agent, *words(900)])
+    server.send(words(300), "single call")
     server.machine.step()
+    assert "single call" in server.machine.admitted
     assert server.admission.held == len(agents)
     assert server.machine.counters.held_for_contexts == MAX_HELD_PER_STEP
     clock.now_s += 2 * PAUSE_S

@@ -229,6 +229,17 @@ def test_the_estimate_ends_where_fewer_than_half_come_back_within_the_horizon(
     assert pauses.expected_for_s(horizon_s) == pytest.approx(expected)
 
 
+def test_a_quantile_of_pauses_counts_the_continued_ones_only() -> None:
+    pauses = Pauses()
+    for pause_s in (*[1.0] * 9, *[30.0] * 6):
+        pauses.add(pause_s)
+    assert pauses.quantile_s(0.5) == 0.0, "too few are known"
+    for pause_s in (30.0, *[None] * 50):
+        pauses.add(pause_s)
+    assert 1.0 < pauses.quantile_s(0.5) < 1.5
+    assert 30.0 < pauses.quantile_s(0.9) < 45.0
+
+
 def test_new_pauses_replace_old_ones() -> None:
     pauses = Pauses()
     for pause_s in (100.0, 1.0):
