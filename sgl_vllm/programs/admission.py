@@ -44,8 +44,11 @@ few evictions hold nobody back."""
 PAUSE_QUANTILE = 0.9
 """A request is held back for as long as this share of the pauses lasts at most, ..."""
 
-HOLD_PER_WAIT = 0.9
+HOLD_PER_WAIT = 0.75
 """... and for longer if requests wait longer anyway: for this share of the longest recent wait."""
+
+WAIT_MEMORY = 16
+"""After so many times the time for which requests are held, a wait counts a third as much."""
 
 MAX_HOLD_S = 60.0
 """No request is held back for longer, and nobody if no agent's request was admitted for as long."""
@@ -166,7 +169,7 @@ class Admission:
         if self._began_s is None:
             self._began_s = self._now_s = now_s
         if self.hold_s:
-            self._longest_wait_s *= math.exp((self._now_s - now_s) / (4 * self.hold_s))
+            self._longest_wait_s *= math.exp((self._now_s - now_s) / (WAIT_MEMORY * self.hold_s))
         self._now_s = now_s
         pause_s = self._programs.pause_quantile_s(PAUSE_QUANTILE)
         self.hold_s = min(max(pause_s, HOLD_PER_WAIT * self._longest_wait_s), self._max_hold_s)

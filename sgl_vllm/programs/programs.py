@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar  # Any: JSON, and what passes through
 
 from sgl_vllm.degrade import Guard
+from sgl_vllm.lru_per_tenant import LruPerTenant
 from sgl_vllm.programs.continuations import NEAR_TOKENS, Answer, Context, Continuations, Origin
 from sgl_vllm.programs.states import ProgramGauges, count_programs, programs_json, state_of
 from sgl_vllm.programs.step_graphs import KnownStep, StepGraphs
 from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hint, Hints
 from sgl_vllm.protocol.request_ids import is_of_client
 from sgl_vllm.radix.keys import is_salted
-from sgl_vllm.radix.node import Node
-from sgl_vllm.radix.tokens import TOKEN_BYTES
+from sgl_vllm.radix.node import Namespace, Node
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.step_hooks import StepHooks
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ logger = logging.getLogger("vllm.sgl_vllm.radix")
 
 AGENT_PAUSE_S = 1.0
 """No person answers faster, so a machine does."""
+
+OPENING_TOKENS = 128
+"""A first request that begins with so many tokens of an agent's prompt is an agent's, too: they
+share system prompt and tools. Longer than what chat templates begin all prompts with."""
+
+MAX_OPENINGS = 64
+"""So many of these are remembered."""
+
+_OPENING_BYTES = OPENING_TOKENS * TOKEN_BYTES
 
 Json = dict[str, Any]
 Result = TypeVar("Result")
@@ -63,6 +73,11 @@ class Standing(NamedTuple):
 
 
 UNKNOWN = Standing()
+
+
+class _Opening(NamedTuple):
+    tenant: Namespace
+    tokens: Tokens
 
 
 @dataclass(slots=True)
@@ -111,6 +126,7 @@ class Programs(StepHooks):
         self._radix = radix
         self._continuations = Continuations()
         self._graphs = StepGraphs()
+        self._agent_openings: LruPerTenant[_Opening, bool] = LruPerTenant(MAX_OPENINGS)
         self._guard = Guard(
             "the record of programs", "the request counts as one without hints", logger
         )
@@ -139,6 +155,11 @@ class Programs(StepHooks):
             member.is_continuation, member.num_served = True, origin.num_served
             is_quick = now_s - context.ended_s < AGENT_PAUSE_S
             member.is_agent = is_quick or origin.is_agent or origin.tool is not None
+        opening = _Opening(record.namespace, record.tokens[:_OPENING_BYTES])
+        if member.is_agent:
+            self._agent_openings.put(opening, True)
+        elif context is None:
+            member.is_agent = self._agent_openings.get(opening) is not None
         if step is None:
             return Standing(member.num_served, is_agent=member.is_agent)
         fork, remaining = None, step.remaining_tokens

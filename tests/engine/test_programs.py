@@ -55,7 +55,6 @@ def tiny(num_blocks: int, block_size: int = 32, chunk: int = 96, **more: Any) ->
 
 
 EXACT = {"jump_mode": "exact"}
-BY_PROGRAM = {"schedule_max_wait_s": 1.0}
 FAIR = {"schedule_max_overtakes": 1, "schedule_fair_quantum": 300}
 ONE, DRAFTS, RECURRENT, MLA = (151, 60), (3, 60), (42, 100), (4, 24)
 
@@ -76,8 +75,8 @@ SLOW_CASES = {
     ("demo", "by priority, fair, prefill in one"): Case(
         Setting(FAIR, block_size=64, num_blocks=16, chunked=False, policy="priority"), ONE
     ),
-    ("demo", "exact jumps, by what programs have left"): Case(
-        tiny(30, chunk=64, plugin=EXACT | BY_PROGRAM, grammars_in_background=True), ONE
+    ("demo", "exact jumps"): Case(
+        tiny(30, chunk=64, plugin=EXACT, grammars_in_background=True), ONE
     ),
     ("demo", "eagle"): drafting("eagle", tiny(28, chunk=1024), DRAFTS),
     ("gemma3", "windows"): Case(tiny(52)),
