@@ -42,19 +42,21 @@ MIN_SHARE = 1 / 8
 few evictions hold nobody back."""
 
 PAUSE_QUANTILE = 0.9
-"""A request is held back for as long as this share of the pauses lasts at most, ..."""
+"""The longest hold is this quantile of the measured pauses, ..."""
 
 HOLD_PER_WAIT = 0.75
-"""... and for longer if requests wait longer anyway: for this share of the longest recent wait."""
+"""... or this share of the longest recent wait if that is more: on an overloaded server, requests
+wait anyway."""
 
 WAIT_MEMORY = 16
-"""After so many times the time for which requests are held, a wait counts a third as much."""
+"""A wait counts a third as much after so many of the longest holds."""
 
 MAX_HOLD_S = 60.0
-"""No request is held back for longer, and nobody if no agent's request was admitted for as long."""
+"""No hold is longer. None begins after so many seconds in which no agent's request was admitted."""
 
 MAX_HELD_PER_STEP = 16
-"""After so many, a step looks at no further request that could be held back."""
+"""A step examines so many requests to hold back. It then holds back all other agents' requests
+whose contexts were evicted, unexamined."""
 
 
 @dataclass(slots=True)

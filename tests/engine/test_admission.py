@@ -8,6 +8,7 @@ import pytest
 
 from sgl_vllm.programs.admission import MAX_HELD_PER_STEP, AdmissionGauges
 from sgl_vllm.programs.pauses import MIN_OUTCOMES
+from sgl_vllm.programs.programs import OPENING_TOKENS
 from sgl_vllm.protocol.step_graph import Step, StepGraph
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
@@ -115,6 +116,17 @@ def test_nothing_waits_if_it_is_switched_off_or_has_a_priority(
 def test_nothing_waits_while_the_engine_is_idle(clock: StoppedTime) -> None:
     server = Server(clock)
     assert not server.waits(server.next_step(), "evicted")
+
+
+@pytest.mark.parametrize(("salt", "waits"), [(None, True), ("another tenant", False)])
+def test_a_first_request_that_begins_as_an_agents_waits_too(
+    clock: StoppedTime, salt: str | None, waits: bool
+) -> None:
+    server = Server(clock)
+    agent = server.next_step()
+    server.start_long_answer()
+    prompt = [*agent[:OPENING_TOKENS], *words(1000)]
+    assert server.waits(prompt, "subagent", cache_salt=salt) == waits
 
 
 def test_a_context_that_ends_is_not_waited_for(clock: StoppedTime) -> None:
