@@ -102,11 +102,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
     add(
         "--hints",
-        nargs="?",
-        const="all",
-        choices=("ends", "all"),
+        action="store_true",
         help="tell the plugin which program each call belongs to, and which calls no later one "
-        "extends; without `ends`, also the graphs that the trace has (compiled)",
+        "extends",
     )
     cost = parser.add_argument_group("the cost model, in seconds")
     for name, text in (
@@ -149,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
             dataclasses.replace(settings, plugin={}) if arm == STOCK else settings,
             cost,
             concurrency=concurrency,
-            sends_hints=arguments.hints is not None and arm != STOCK,
+            sends_hints=arguments.hints and arm != STOCK,
         ).run()
     comparison = Comparison(trace, reuse, settings, results)
     comparison.show(Console(highlight=False, soft_wrap=True))
@@ -208,8 +206,7 @@ def plugin_options(arguments: argparse.Namespace) -> Options:
 def load_trace(arguments: argparse.Namespace) -> Trace:
     """Raises ValueError or OSError for a trace that is neither a known name nor a good file."""
     if arguments.trace in GENERATORS:
-        trace = traces.generate(arguments.trace, arguments.requests or 1000, arguments.seed)
-        return trace if arguments.hints == "all" else traces.without_hints(trace)
+        return traces.generate(arguments.trace, arguments.requests or 1000, arguments.seed)
     if arguments.trace == session_model.NAME:
         return session_model.trace(arguments.requests or 1000, arguments.seed, arguments.scale)
     path = Path(arguments.trace)

@@ -122,7 +122,7 @@ class Simulation:
     `arrival_s` (open loop), which every program of the trace then has.
 
     With `sends_hints`, requests say which program they belong to, and that no later one extends
-    them if that is so, besides what the trace's own hints say.
+    them if that is so.
 
     While a pass runs, an asynchronous scheduler schedules the next:
 
@@ -235,10 +235,9 @@ class Simulation:
             )
 
     def _hints_of(self, program: int, index: int) -> dict[str, object] | None:
-        hints: dict[str, object] = {**self._trace.programs[program].calls[index].hints}
-        if self._continued is not None:
-            hints |= {PROGRAM: program, ENDS: int((program, index) not in self._continued)}
-        return hints or None
+        if self._continued is None:
+            return None
+        return {PROGRAM: program, ENDS: int((program, index) not in self._continued)}
 
     def schedule(self) -> Step:
         cpu_s = time.thread_time()

@@ -11,18 +11,14 @@ are too; only the *time* at which a call is sent depends on the run.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
-from sgl_vllm.protocol.request_keys import GRAPH, PROGRAM, STEP
-from sgl_vllm.protocol.step_graph import Step, StepGraph, StepName
 
 Tokens = npt.NDArray[np.int32]
 
@@ -42,14 +38,12 @@ class Call:
         reply: token ids, shape (m,), m >= 1: what the simulated model answers.
         after: indices, within the program, of the calls that must have ended before it is sent.
         think_s: how long after the last of these it is sent: a person reads, a tool runs.
-        hints: what it tells the plugin, in `vllm_xargs`.
     """
 
     prompt: Tokens
     reply: Tokens
     after: tuple[int, ...] = ()
     think_s: float = 0.0
-    hints: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.prompt) or not len(self.reply):
@@ -93,15 +87,6 @@ class Trace:
     def max_call_tokens(self) -> int:
         """Prompt and reply of the longest call."""
         return max(call.num_tokens for call in self.calls())
-
-
-def without_hints(trace: Trace) -> Trace:
-    """The same programs, which tell the plugin nothing."""
-    programs = []
-    for program in trace.programs:
-        calls = tuple(dataclasses.replace(call, hints={}) for call in program.calls)
-        programs.append(dataclasses.replace(program, calls=calls))
-    return Trace(trace.name, tuple(programs))
 
 
 def with_span(trace: Trace, span_s: float, seed: int) -> Trace:
@@ -294,25 +279,17 @@ def _fork_join(writer: _Writer) -> Iterator[Program]:
 def _compiled(writer: _Writer) -> Iterator[Program]:
     """Runs of 6 compiled programs, in any order: agents of 2, 3, 5, 9, 17 and 33 steps, each with a
     system prompt of its own. The tool between two steps takes about as long in each run, 0.2 to 20
-    s. Requests tell the plugin the program's graph, and their steps."""
+    s."""
     kinds = []
     for num_steps in (2, 3, 5, 9, 17, 33):
-        steps = (Step(index - 1, "run") if index else Step() for index in range(num_steps))
         tools_s = 0.2 * 100 ** writer.rng.random(num_steps)
-        kinds.append((writer.text(500, 1500), StepGraph(tuple(steps)), tools_s))
-    for run in itertools.count():
-        history, graph, tools_s = kinds[writer.number(0, len(kinds) - 1)]
+        kinds.append((writer.text(500, 1500), tools_s))
+    while True:
+        history, tools_s = kinds[writer.number(0, len(kinds) - 1)]
         calls: list[Call] = []
-        for index, tool_s in enumerate(tools_s):
+        for tool_s in tools_s:
             prompt, reply = _join(history, writer.text(50, 400)), writer.text(20, 200)
-            hints: dict[str, str | int | float] = {
-                PROGRAM: run,
-                STEP: str(StepName(graph.digest, index)),
-            }
-            if not calls:
-                hints[GRAPH] = graph.text
-            call = writer.then(prompt, reply, calls, tool_s * writer.rng.uniform(0.8, 1.2))
-            calls.append(dataclasses.replace(call, hints=hints))
+            calls.append(writer.then(prompt, reply, calls, tool_s * writer.rng.uniform(0.8, 1.2)))
             history = _join(prompt, reply)
         yield Program(tuple(calls))
 

@@ -206,21 +206,17 @@ class Execution:
         return variable
 
     def _hints(self, expr: Gen, is_last: bool) -> Hints:
-        """Those of `expr`, which is being sent: which step it is, with the graph if no other has
-        told it, and the tool that is queued behind its last attempt with only text before it."""
+        """Those of `expr`, which is being sent: the tool that is queued behind its last attempt
+        with only text before it."""
         if not global_config.enable_hints_of_what_follows:
             return NO_HINTS
-        hints, running, step = NO_HINTS, self.queue.running, expr.step
+        running = self.queue.running
         # Inside of a computed value, the queue does not show what follows.
         if is_last and running is not None and running.operation is expr:
             following = (one for one in self.queue.upcoming() if not isinstance(one, SENDS_NOTHING))
             if isinstance(tool := next(following, None), Tool):
-                hints = Hints(next_tool=tool.called)
-        if step is None:
-            return hints
-        graphs = self._run.graphs
-        graph, graphs[step.digest] = graphs[step.digest], None
-        return replace(hints, step=step, graph=graph)
+                return Hints(next_tool=tool.called)
+        return NO_HINTS
 
     async def _select(self, expr: Select) -> Variable:
         self._speculated = None

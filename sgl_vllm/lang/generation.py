@@ -64,8 +64,7 @@ class Generation:
 
     Args:
         show: receives the text generated so far, in a streamed run.
-        hints: what is known to follow an attempt, and which step it is, given whether it is the
-            last one.
+        hints: what is known to follow an attempt, given whether it is the last one.
     """
 
     expr: Gen

@@ -17,16 +17,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 
 from sgl_vllm.lang.environment import Environment
 from sgl_vllm.lang.errors import reading
 from sgl_vllm.lang.execution import with_values_awaited
-from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Tool, Value, parts_of
+from sgl_vllm.lang.ir import Computed, Expr, ExprList, Tool, Value, parts_of
 from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.operations import Await, has_effect, needed_by
 from sgl_vllm.lang.state import ProgramState
-from sgl_vllm.lang.steps import Generations
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.tracing.nodes import (
     Evaluate,
@@ -40,7 +38,6 @@ from sgl_vllm.lang.tracing.nodes import (
 from sgl_vllm.lang.tracing.standin import Definition, Leaf, StandIn, concatenation, definitions_in
 from sgl_vllm.lang.tracing.trace import Graph
 from sgl_vllm.lang.transcript import Variable, meta_info
-from sgl_vllm.protocol.step_graph import StepName
 
 
 class GraphRun:
@@ -49,23 +46,17 @@ class GraphRun:
     def __init__(
         self,
         graph: Graph,
-        generations: Generations | None,
         state: ProgramState,
         arguments: Mapping[str, Value],
     ) -> None:
-        """`generations` are those of `graph`; None if the server is not told of them."""
         self._environment = Environment(self._leaf)
         self._graph = graph
-        self._generations = generations
         self._arguments = arguments
         self._background = state._stream.run.background
         self._states: dict[int, ProgramState] = {0: state}
         self._futures: dict[Definition, Future[Variable]] = {}
         self._with_effects: set[int] = set()  # streams
         self._submitted: Future[None] = new_future()
-        if generations is not None:
-            steps = generations.steps
-            state._stream.run.graphs.setdefault(steps.digest, steps.text)
 
     def _leaf(self, leaf: Leaf) -> Value:
         if leaf.aspect == "argument":
@@ -159,7 +150,7 @@ class GraphRun:
             self._with_effects.add(node.stream)
         if not definitions_in([value]):
             try:
-                known = self._in_turn(self._named(self._environment.value(value), node), node)
+                known = self._in_turn(self._environment.value(value), node)
             except Exception:  # the function may have to stop before it gets there
                 pass
             else:
@@ -179,27 +170,13 @@ class GraphRun:
         else:
 
             async def computed() -> Expr | str:
-                return self._in_turn(self._named(await self._once_known(value), node), node)
+                return self._in_turn(await self._once_known(value), node)
 
             future = stream.submit(
                 Computed(computed, name), variables, has_effect=may_change and not is_write
             )
         if name is not None:
             stream.bind(name, future)
-
-    def _named(self, value: Expr | str, node: Node) -> Expr | str:
-        """`value`, whose generations have the names of the steps that they are."""
-        generations = self._generations
-        if generations is None or node.index not in generations.of_node:
-            return value
-        digest, steps = generations.steps.digest, iter(generations.of_node[node.index])
-
-        def named(part: Expr) -> Expr:
-            if not isinstance(part, Gen) or (index := next(steps, None)) is None:
-                return part
-            return replace(part, step=StepName(digest, index))
-
-        return ExprList(tuple(map(named, parts_of(value))))
 
     def _in_turn(self, value: Expr | str, node: Node) -> Expr | str:
         """`value`, where whatever has an effect waits for the function's actions before `node`.

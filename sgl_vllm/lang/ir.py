@@ -8,7 +8,7 @@ plain strings.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 # Any: values of the user's types, streams
 from typing import Any, ClassVar, Generic, Literal, TypeAlias
@@ -20,7 +20,6 @@ from sgl_vllm.lang.constraints import Constraint, Parser
 from sgl_vllm.lang.media import Media, ServiceOptions, Voice
 from sgl_vllm.lang.reasoning import ReasoningFormat
 from sgl_vllm.lang.sampling import Sampling
-from sgl_vllm.protocol.step_graph import StepName
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
@@ -113,7 +112,6 @@ class Gen(VariableExpr[T_co]):
     `parse` turns the generated text into the variable's value (typed variables); the appended text
     stays as generated. If `parse` rejects a text, it is generated again, at most `retries` times.
     With `reasoning`, the model's reasoning is split off first and kept in a variable of its own.
-    `step` names it among those of the compiled program that runs it.
     """
 
     _called = "gen"
@@ -124,7 +122,6 @@ class Gen(VariableExpr[T_co]):
     parse: Parser | None = None
     retries: int = 0
     reasoning: ReasoningFormat | None = None
-    step: StepName | None = field(default=None, compare=False)
 
     @property
     def reasoning_name(self) -> str | None:

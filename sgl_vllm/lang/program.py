@@ -141,16 +141,14 @@ class CompiledProgram(Program[..., R]):
 
     def __init__(self, program: Program[..., R], graph: Graph) -> None:
         from sgl_vllm.lang.graph_run import GraphRun
-        from sgl_vllm.lang.steps import generations_of
 
         signature = _open_signature(program, graph)
-        generations = generations_of(graph)
 
         def submit(s: State, /, *args: Any, **kwargs: Any) -> GraphRun:
             bound = signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
             state = program.state_class(s._stream)
-            run = GraphRun(graph, generations, state, bound.arguments)
+            run = GraphRun(graph, state, bound.arguments)
             run.submit()
             return run
 

@@ -63,8 +63,6 @@ class Run:
         self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
         self.usage = Usage()
         self.streams: list[Branch] = []
-        self.graphs: dict[str, str | None] = {}
-        """Those of its compiled programs, by digest; None once the server was told."""
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""

@@ -21,7 +21,7 @@ class GlobalConfig:
     - `enable_precache_with_tracing`: `run_batch` first sends what its prompts have in common.
     - `enable_prefill_during_tools`: while a tool runs, the server computes the prompt up to it.
     - `enable_hints_of_what_follows`: a generation's request says which tool runs next, if that is
-      known when it is sent, and which step of a compiled program it is.
+      known when it is sent.
     """
 
     default_backend: Backend | BackendHandle | None = None

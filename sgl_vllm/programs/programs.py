@@ -1,8 +1,9 @@
 """The programs that use an engine: what each request continues, and what it leaves in the cache.
 
-Owns which program a request belongs to, how much of it remains, which requests leave a context, and
-under which kinds of ends its pause is learned. Does not own the estimates (`continuations.py`,
-`step_graphs.py`), the states of programs (`states.py`), nor what a hint says (`protocol/hints.py`).
+Owns which program a request belongs to, how much was computed for it so far, which requests leave a
+context, and under which kinds of ends its pause is learned. Does not own the estimates
+(`continuations.py`), the states of programs (`states.py`), nor what a hint says
+(`protocol/hints.py`).
 
 The queue tells of arrivals, and asks. What ended requests have left is read from the cache before
 anything else is done here. A request ahead of time (`Hints.is_ahead`) is none of its program's
@@ -22,8 +23,7 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.lru_per_tenant import LruPerTenant
 from sgl_vllm.programs.continuations import NEAR_TOKENS, Answer, Context, Continuations, Origin
 from sgl_vllm.programs.states import ProgramGauges, count_programs, programs_json, state_of
-from sgl_vllm.programs.step_graphs import KnownStep, StepGraphs
-from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hint, Hints
+from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hints
 from sgl_vllm.protocol.request_ids import is_of_client
 from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.node import Namespace, Node
@@ -59,16 +59,13 @@ class Standing(NamedTuple):
     """Where a request stands in its program.
 
     Attributes:
-        num_remaining: how many tokens the program is expected to have left to compute. If its graph
-            does not tell, as many as were computed for its context so far: the longer it has run,
-            the longer it is likely to go on.
-        fork: equal for the branches of one fork, as far as the graph tells of them.
+        num_served: how many tokens were computed for its context so far: the longer it has run, the
+            longer it is likely to go on.
         is_agent: whether it continues a conversation that calls tools, or one of which an answer
             was continued within `AGENT_PAUSE_S`.
     """
 
-    num_remaining: int = 0
-    fork: Hashable = None
+    num_served: int = 0
     is_agent: bool = False
 
 
@@ -88,7 +85,6 @@ class _Member:
         program: equal for requests of one program of one tenant. Without a hint a request has its
             own.
         hints: what its client says of what follows.
-        step: of its program; None if it names none, or none of a known graph.
         is_continuation: whether it continues the context of an earlier request.
         is_agent: see `Standing`.
         num_served: the tokens that were computed for the requests that it continues.
@@ -97,26 +93,17 @@ class _Member:
 
     program: Hashable
     hints: Hints = NO_HINTS
-    step: KnownStep | None = None
     is_continuation: bool = False
     is_agent: bool = False
     num_served: int = 0
     dropped: frozenset[Hashable] = frozenset()
 
-    @property
-    def next_tool(self) -> Hint:
-        """What runs before its context is continued, as its client or its program's graph says."""
-        if self.hints.next_tool is not None or self.step is None:
-            return self.hints.next_tool
-        return self.step.next_tool
-
-    def kinds_of_end(self, tool: Hint, last: tuple[int, ...]) -> list[Hashable]:
+    def kinds_of_end(self, last: tuple[int, ...]) -> list[Hashable]:
         """What the pause after its answer is learned under, the most specific first. An answer that
         calls a tool ends with other tokens than one to a person."""
-        step = [("step", self.hints.step)] if self.step is not None else []
-        if tool is not None:
-            return [*step, ("tool", tool)]
-        return [*step, last, ("last", *last[-1:])]
+        if self.hints.next_tool is not None:
+            return [("tool", self.hints.next_tool)]
+        return [last, ("last", *last[-1:])]
 
 
 class Programs(StepHooks):
@@ -125,7 +112,6 @@ class Programs(StepHooks):
     def __init__(self, radix: RadixKVCacheManager) -> None:
         self._radix = radix
         self._continuations = Continuations()
-        self._graphs = StepGraphs()
         self._agent_openings: LruPerTenant[_Opening, bool] = LruPerTenant(MAX_OPENINGS)
         self._guard = Guard(
             "the record of programs", "the request counts as one without hints", logger
@@ -147,7 +133,6 @@ class Programs(StepHooks):
         num_cached, node = tree.match_prefix(record.namespace, record.tokens)
         if node is not None and isinstance(node.context, Context):
             member.dropped = node.context.origin.dropped_before(record.tokens, num_cached)
-        step = member.step = self._graphs.step_of(record.namespace, hints)
         now_s = time.monotonic()
         context = self._continuations.arrived(record.namespace, record.tokens, now_s)
         if context is not None:
@@ -160,13 +145,7 @@ class Programs(StepHooks):
             self._agent_openings.put(opening, True)
         elif context is None:
             member.is_agent = self._agent_openings.get(opening) is not None
-        if step is None:
-            return Standing(member.num_served, is_agent=member.is_agent)
-        fork, remaining = None, step.remaining_tokens
-        if step.fork is not None and hints.program is not None:
-            fork = hints.program, step.graph, step.fork
-        num_remaining = member.num_served if remaining is None else remaining
-        return Standing(num_remaining, fork, member.is_agent)
+        return Standing(member.num_served, member.is_agent)
 
     def step_starts(self) -> None:
         """A step begins, which may evict what ended requests have left."""
@@ -180,8 +159,6 @@ class Programs(StepHooks):
         if not isinstance(member, _Member) or member.hints.is_ahead:
             return
         hints = member.hints
-        if member.step is not None and left.last:
-            member.step.ended(left.num_computed)
         for keep_s, share in hints.kept:
             kept = left.tokens[: TOKEN_BYTES * math.ceil(share * num_prompt)]
             self._radix.pool.guarded(tree.keep, left.namespace, kept, keep_s)
@@ -195,18 +172,17 @@ class Programs(StepHooks):
                 self._radix.pool.guarded(tree.record_drop, leaf, num_prompt)
             begin = TOKEN_BYTES * num_prompt
             first = left.tokens[begin : begin + TOKEN_BYTES * NEAR_TOKENS]
-            tool = member.next_tool
             self._continuations.ended(
                 left.namespace,
                 left.tokens[:begin],
                 leaf,
-                member.kinds_of_end(tool, left.last),
+                member.kinds_of_end(left.last),
                 left.ended_s,
                 hints.next_in_s,
                 Origin(
                     left.request_id,
                     member.program,
-                    tool,
+                    hints.next_tool,
                     member.is_continuation,
                     member.is_agent,
                     member.num_served + left.num_computed,

@@ -16,14 +16,11 @@ from sgl_vllm.protocol.request_keys import (
     AHEAD,
     ENDS,
     FORK_GROUP,
-    GRAPH,
     KEEP,
     NEXT_IN_S,
     NEXT_TOOL,
     PROGRAM,
-    STEP,
 )
-from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, StepName, read_step_name
 
 logger = logging.getLogger("vllm.sgl_vllm.hints")
 
@@ -45,8 +42,6 @@ class Hints:
         next_tool: runs before the request that continues this one.
         next_in_s: how long that is expected to take.
         is_ahead: its answer is not needed, only its prompt is to be computed.
-        step: the step of its program that it is.
-        graph: the text of the graph that has this step, as it was sent.
         kept: prefixes of its prompt to keep, as pairs of seconds and a share of the prompt.
     """
 
@@ -56,8 +51,6 @@ class Hints:
     next_tool: Hint = None
     next_in_s: float | None = None
     is_ahead: bool = False
-    step: StepName | None = None
-    graph: str | None = None
     kept: tuple[tuple[float, float], ...] = ()
 
     @property
@@ -95,8 +88,6 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
         extra_args.get(NEXT_TOOL),
         extra_args.get(NEXT_IN_S),
         bool(extra_args.get(AHEAD, 0)),
-        read_step_name(extra_args.get(STEP)),
-        extra_args.get(GRAPH),
         _read_kept(extra_args.get(KEEP, [])) or (),
     )
     return NO_HINTS if hints == NO_HINTS else hints
@@ -111,15 +102,13 @@ def write_hints(hints: Hints) -> dict[str, Any]:
         NEXT_TOOL: hints.next_tool,
         NEXT_IN_S: hints.next_in_s,
         AHEAD: int(hints.is_ahead) or None,
-        STEP: None if hints.step is None else str(hints.step),
         KEEP: [part for one in hints.kept for part in one] or None,
     }
-    cut = {
+    return {
         key: value[:MAX_HINT_LENGTH] if isinstance(value, str) else value
         for key, value in written.items()
         if value is not None
     }
-    return cut if hints.graph is None else {**cut, GRAPH: hints.graph}
 
 
 def _problem_of(extra_args: Mapping[str, Any]) -> str | None:
@@ -130,18 +119,14 @@ def _problem_of(extra_args: Mapping[str, Any]) -> str | None:
                 f"{name} must be a string of at most {MAX_HINT_LENGTH} characters or an integer of "
                 f"at most {MAX_HINT_BITS} bits"
             )
-    next_in_s, graph = extra_args.get(NEXT_IN_S), extra_args.get(GRAPH)
+    next_in_s = extra_args.get(NEXT_IN_S)
     if next_in_s is not None and not _is_within(next_in_s, MAX_NEXT_IN_S):
         return f"{NEXT_IN_S} must be a number of seconds from 0 to {MAX_NEXT_IN_S}"
-    if STEP in extra_args and read_step_name(extra_args[STEP]) is None:
-        return f"{STEP} must be written as DIGEST/INDEX"
     if _read_kept(extra_args.get(KEEP, [])) is None:
         return (
             f"{KEEP} must be a list of up to {MAX_KEPT} pairs: seconds from 0 to {MAX_KEEP_S}, and "
             "a share from 0 to 1"
         )
-    if graph is not None and not _is_graph(graph):
-        return f"{GRAPH} must be a string of at most {MAX_GRAPH_CHARS} ASCII characters"
     return None
 
 
@@ -161,7 +146,3 @@ def _is_name(value: object) -> bool:
 
 def _is_within(value: object, most: float) -> bool:
     return isinstance(value, int | float) and 0 <= value <= most  # false for NaN
-
-
-def _is_graph(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_GRAPH_CHARS and value.isascii()

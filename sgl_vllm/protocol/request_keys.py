@@ -20,10 +20,6 @@ NEXT_TOOL, NEXT_IN_S = "sgl_next_tool", "sgl_next_in_s"
 integer, and how many seconds it is expected to take. Pauses are learned by tool; the seconds count
 only until they are."""
 
-GRAPH, STEP = "sgl_graph", "sgl_step"
-"""The steps of the program that a request belongs to, and which of them it is (`step_graph.py`). A
-run sends the graph with its first request. From there on its digest in `STEP` is enough."""
-
 AHEAD = "sgl_ahead"
 """Any value but 0 says that the answer is not needed: the request only has its prompt computed for
 one that may follow. It is admitted when no other request waits."""

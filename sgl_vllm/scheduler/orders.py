@@ -5,7 +5,7 @@ An order is a function in `ORDERS`. To add one, write the function and its entry
 
 Ideas: longest prefix first and depth first (arXiv 2312.07104, section 3); programs by the service
 they have had (arXiv 2502.13965). Keeping together requests that share a prefix which is not cached
-yet, and programs by what is left of their graphs, are ours.
+yet is ours.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
     return [places, *longest_prefix_match(rows, nodes)]
 
 
-def least_remaining_program(rows: Rows, nodes: Nodes) -> Keys:
-    """Requests of which half is cached, then those that are no agent's, then agents; of each,
-    programs with the least left to compute first.
+def least_attained_service(rows: Rows, nodes: Nodes) -> Keys:
+    """Requests of which half is cached, then those that are no agent's, then agents; of each, those
+    first for whose contexts the least was computed so far.
 
-    What programs have to compute counts in powers of two. Ties go by longest cached prefix.
+    What was computed counts in powers of two. Ties go by longest cached prefix.
     """
     is_cold = 2 * rows["matched"] < rows["tokens"]
     rank = is_cold * (1 + rows["is_agent"].astype(np.int64))
-    remaining = np.frexp(rows["remaining"])[1].astype(np.int64)
-    keys = (_best_of_group(rows["fork_group"], key, np.minimum) for key in (rank, remaining))
+    served = np.frexp(rows["served"])[1].astype(np.int64)
+    keys = (_best_of_group(rows["fork_group"], key, np.minimum) for key in (rank, served))
     return [*keys, *longest_prefix_match(rows, nodes)]
 
 

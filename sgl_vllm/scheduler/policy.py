@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.radix.node import Node
-from sgl_vllm.scheduler.orders import CACHE_AWARE, ORDERS, least_remaining_program
+from sgl_vllm.scheduler.orders import CACHE_AWARE, ORDERS, least_attained_service
 from sgl_vllm.scheduler.rows import Ints, Item, Rows, WaitingRows
 
 OVERHEAD_TOKENS = 64
@@ -100,7 +100,7 @@ class WaitingQueue(WaitingRows[Item]):
                 there together, a cache-aware order gains nothing, and they go in order of arrival.
             last_tenants: their requests go after those of others with the same priority.
             hold_s: unless 0, agents take turns (`programs/admission.py`): the order is that of
-                `least_remaining_program`, and requests that have waited this many seconds are
+                `least_attained_service`, and requests that have waited this many seconds are
                 overdue, whatever the others had to compute.
 
         Returns:
@@ -142,7 +142,7 @@ class WaitingQueue(WaitingRows[Item]):
         is_overdue = self._update_overdue(rows, now_s, hold_s)
         goes_first = rows["arrival"] < 0
         by_policy = ~(is_overdue | goes_first)
-        order = least_remaining_program if hold_s else self._keys
+        order = least_attained_service if hold_s else self._keys
         keys = [] if is_roomy else order(rows, self._nodes_of(slots))
         keys = [np.where(by_policy, key, 0) for key in keys]
         tier = np.where(goes_first, 0, 1 + 2 * is_last + by_policy)

@@ -346,15 +346,14 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         standing = UNKNOWN
         if self._programs is not None and not is_readmission:
             standing = self._programs.arrived(request, hints)
-        fork = standing.fork if hints.fork is None else hints.fork
         self._waiting.add(
             request,
             request.num_tokens,
             arrival_s=request.arrival_time,
             priority=MAX_PRIORITY if hints.is_ahead else priority,
             tenant=tenant if self._fairness is not None else None,
-            fork_group=None if fork is None else (tenant, fork),
-            num_remaining=standing.num_remaining,
+            fork_group=None if hints.fork is None else (tenant, hints.fork),
+            num_served=standing.num_served,
             is_agent=standing.is_agent,
             is_readmission=is_readmission,
         )

@@ -35,7 +35,7 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "fork_group": np.int64,
     "since": np.int64,  # the earliest arrival of its fork group; its own without a group
     "tokens": np.int64,
-    "remaining": np.int64,  # tokens that its program has left to compute, as expected
+    "served": np.int64,  # tokens that were computed for its context so far
     "is_agent": np.bool_,
     "matched": np.int64,
     "next_tokens_key": np.int64,  # equal if the next tokens after the match are the same
@@ -119,7 +119,7 @@ class WaitingRows(Generic[Item]):
         priority: int = 0,
         tenant: Hashable = None,
         fork_group: Hashable = None,
-        num_remaining: int = 0,
+        num_served: int = 0,
         is_agent: bool = False,
         is_readmission: bool = False,
     ) -> None:
@@ -130,7 +130,7 @@ class WaitingRows(Generic[Item]):
             priority: smaller goes first.
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
-            num_remaining: tokens that its program has left to compute, as expected.
+            num_served: tokens that were computed for its context so far.
             is_agent: whether it is an agent's.
             is_readmission: the request was admitted before, and then preempted or its KV load
                 failed. It goes before all others of its priority, whatever its fork group.
@@ -159,7 +159,7 @@ class WaitingRows(Generic[Item]):
             "fork_group": group,
             "since": since,
             "tokens": num_tokens,
-            "remaining": num_remaining,
+            "served": num_served,
             "is_agent": is_agent,
             "next_tokens_key": NO_GROUP,
             "waits": True,

@@ -9,7 +9,6 @@ import pytest
 from sgl_vllm.programs.admission import MAX_HELD_PER_STEP, AdmissionGauges
 from sgl_vllm.programs.pauses import MIN_OUTCOMES
 from sgl_vllm.programs.programs import OPENING_TOKENS
-from sgl_vllm.protocol.step_graph import Step, StepGraph
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
 
@@ -153,28 +152,3 @@ def test_many_agents_that_wait_cost_no_more_than_a_few(clock: StoppedTime) -> No
     assert server.machine.counters.held_for_contexts == MAX_HELD_PER_STEP
     clock.now_s += 2 * PAUSE_S
     server.machine.run()
-
-
-TWICE = StepGraph((Step(), Step(0, "run"), Step(1, "run")))
-"""A program whose tool takes half a second at first, and ten minutes the next time."""
-
-
-def step_of(graph: StepGraph, index: int) -> dict[str, Any]:
-    hints = {"sgl_step": f"{graph.digest}/{index}", **({} if index else {"sgl_graph": graph.text})}
-    return {"extra_args": hints}
-
-
-@pytest.mark.parametrize(("index", "waits"), [(0, True), (1, False)])
-def test_one_tool_may_take_long_at_one_step_of_a_program_and_not_at_another(
-    clock: StoppedTime, index: int, waits: bool
-) -> None:
-    server = Server(clock)
-    for _ in range(MIN_OUTCOMES):
-        prompt = words(64)
-        for number, tool_s in enumerate((PAUSE_S, 600.0, 0.0)):
-            server.serve(prompt, **step_of(TWICE, number))
-            prompt = [*prompt, *words(8)]
-            clock.now_s += tool_s
-    server.serve(words(1200), **step_of(TWICE, index))
-    server.start_long_answer()
-    assert server.waits(server.next_step(), "evicted") == waits

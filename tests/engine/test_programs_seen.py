@@ -4,15 +4,12 @@ steps of their graphs, by which they are ordered."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from sgl_vllm.programs.admission import Admission
-from sgl_vllm.protocol.hints import read_hints
-from sgl_vllm.protocol.step_graph import Step, StepGraph
 from tests.engine.machine import Machine
 from tests.engine.test_queue import words
 
@@ -90,16 +87,7 @@ def test_names_of_tools_are_shown_with_the_texts_of_prompts_only(shows_text: boo
     assert "secret" not in repr(tree)
 
 
-# -- steps of graphs -------------------------------------------------------------------------------
-
-
-def step(graph: StepGraph, index: int, *, sends_graph: bool = False) -> dict:
-    hints = {"sgl_step": f"{graph.digest}/{index}"}
-    return {"extra_args": {**hints, **({"sgl_graph": graph.text} if sends_graph else {})}}
-
-
-LINE = StepGraph((Step(), Step(0, "search"), Step(1, "read")))
-PAIR = StepGraph((Step(), Step(0, "build")))
+# -- the order in which programs take turns ------------------------------------------------------
 
 
 @pytest.fixture
@@ -108,20 +96,7 @@ def agents_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("agents_take_turns")
-def test_the_program_with_the_least_to_compute_goes_first():
-    machine = Machine(max_num_seqs=1)
-    for graph, sizes in ((LINE, [600, 200, 20]), (PAIR, [100, 100])):
-        for index, size in enumerate(sizes):  # of the new prompts of a run
-            serve(machine, words(size), **step(graph, index, sends_graph=index == 0))
-    machine.admitted.clear()
-    for name, graph, index in (("820", LINE, 0), ("200", PAIR, 0), ("20", LINE, 2)):
-        machine.add(words(64), name=name, **step(graph, index))
-    machine.run()
-    assert machine.admitted == ["20", "200", "820"]
-
-
-@pytest.mark.usefixtures("agents_take_turns")
-def test_without_a_graph_the_program_that_has_computed_the_least_goes_first():
+def test_the_program_that_has_computed_the_least_goes_first():
     machine = Machine(max_num_seqs=1)
     served = {size: serve(machine, words(size)) for size in (2000, 400, 100)}
     machine.admitted.clear()
@@ -130,56 +105,3 @@ def test_without_a_graph_the_program_that_has_computed_the_least_goes_first():
     machine.add(words(500), name="new")
     machine.run()
     assert machine.admitted == ["100", "400", "2000", "new"], "the new one is not cached"
-
-
-def test_the_branches_of_a_fork_in_a_graph_are_admitted_together():
-    fork = StepGraph((Step(), Step(0), Step(0), Step(0)))
-    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
-    machine.add(words(30), **step(fork, 0, sends_graph=True))
-    machine.run()
-    machine.admitted.clear()
-    for index in (1, 2, 3):
-        for program in ("p", "q"):
-            hints = {"sgl_program": program, **step(fork, index)["extra_args"]}
-            machine.add(words(30), name=f"{program}{index}", extra_args=hints)
-        machine.add(words(30), name=f"alone {index}", **step(fork, index))
-    machine.run()
-    alone = ["alone 1", "alone 2", "alone 3"]
-    assert machine.admitted == ["p1", "p2", "p3", "q1", "q2", "q3", *alone]
-
-
-TWO = StepGraph((Step(), Step()))
-
-
-def measured_tokens(machine: Machine, prompt: Sequence[int]) -> int:
-    """The mean tokens of the first step of `TWO`, by which programs that take turns are ordered."""
-    hints = read_hints(step(TWO, 0)["extra_args"], "")
-    request = machine.add(prompt, **step(TWO, 0))
-    num_remaining = machine.scheduler.parts.programs.arrived(request, hints).num_remaining
-    machine.abort(request)
-    return num_remaining // 2  # the other step counts as much
-
-
-def test_a_step_takes_what_was_computed_for_it_once():
-    """The tokens that are not cached, and those of its answer; none of them again after a
-    preemption, and none at all if it is aborted without an answer."""
-    machine, prompt = Machine(), words(320)
-    serve(machine, prompt)
-    machine.add([*prompt, *words(80)], 20, **step(TWO, 0, sends_graph=True))
-    machine.run()
-    assert 80 + 19 <= measured_tokens(machine, prompt) <= 81 + 20
-
-    machine = Machine(num_blocks=30)
-    machine.add(words(200), 200)
-    request = machine.add(words(640), 100, **step(TWO, 0, sends_graph=True))
-    machine.run()
-    assert request.num_preemptions
-    assert 730 <= measured_tokens(machine, words(64)) <= 740
-
-    for num_steps, num_tokens in ((1, 0), (3, 2001)):
-        machine = Machine()
-        request = machine.add(words(2000), 100, **step(TWO, 0, sends_graph=True))
-        for _ in range(num_steps):
-            machine.step()
-        machine.abort(request)
-        assert num_tokens - 1 <= measured_tokens(machine, words(64)) <= num_tokens + 1

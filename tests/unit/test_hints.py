@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from sgl_vllm.protocol.hints import NO_HINTS, Hints, read_hints, write_hints
-from sgl_vllm.protocol.step_graph import MAX_GRAPH_CHARS, StepName
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,6 @@ def test_an_end_may_say_how_many_requests_a_context_had(value, ends):
     [
         *(Hints("p", 3, 2, "bash", 1.5), Hints(next_tool="bash"), Hints(ends=1)),
         *(Hints("p", is_ahead=True), NO_HINTS),
-        Hints("p", step=StepName("0123456789abcdef", 3), graph="[{}]"),
         Hints(kept=((300, 1), (3600, 0.5))),
     ],
 )
@@ -59,9 +57,7 @@ TOO_LONG, TOO_LARGE = "x" * 257, 1 << 65
         ("sgl_fork_group", [[1], {"a": 1}, 1.5, TOO_LONG, TOO_LARGE]),
         ("sgl_next_tool", [[1], 1.5, TOO_LONG, TOO_LARGE]),
         ("sgl_next_in_s", [-1, 1e9, float("nan"), float("inf"), "3", [3], 1 << 2000]),
-        ("sgl_step", ["no step", 3]),
         ("sgl_keep", [5, [5], [5, 2], [-1, 1], [float("nan"), 1], ["5", 1], [5, 1] * 5, "5"]),
-        ("sgl_graph", [["{}"], 1, "x" * (MAX_GRAPH_CHARS + 1)]),
     ],
 )
 def test_an_invalid_hint_is_one_warning_without_its_content(name, values, caplog):

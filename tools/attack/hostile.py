@@ -32,7 +32,7 @@ NUMBERS = (
 )
 HINTS = (
     *("sgl_program", "sgl_fork_group", "sgl_ends", "sgl_next_tool", "sgl_next_in_s", "sgl_ahead"),
-    *("sgl_step", "sgl_graph", "sgl_report", "sgl_score_from", "sgl_unknown"),
+    *("sgl_report", "sgl_score_from", "sgl_unknown"),
 )
 
 

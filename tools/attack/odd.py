@@ -32,8 +32,6 @@ FIELDS = (
 SHORT = 40
 """Characters of a format that may go to vLLM's backends."""
 
-GRAPH = '[{}, {"after": 0, "tool": "search"}, {"after": 1}]'
-
 
 def phases(share: float, seed: int) -> list[Phase]:
     """All requests of an attack, in order, or a share of them."""
@@ -143,8 +141,6 @@ def _hints(rng: random.Random) -> Attack:
         "sgl_ends": rng.choice((0, 1, 3, 2**70)),
         "sgl_next_tool": rng.choice(("search", rng.choice(TEXTS))),
         "sgl_next_in_s": rng.choice((0, 0.5, 86_400)),
-        "sgl_step": rng.choice(("0123456789abcdef/1", "8e1c1b0f6a8c37ff/0", "x/y")),
-        "sgl_graph": rng.choice((GRAPH, "[]", "[{}]", '[{"after": 0}]', "[" * 400)),
         "sgl_score_from": rng.choice((0, 1, 2, 3, 9_999)),
     }
     chosen = rng.sample(HINTS, rng.randint(1, 4))

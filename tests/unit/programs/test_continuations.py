@@ -234,8 +234,8 @@ def test_a_quantile_of_pauses_counts_the_continued_ones_only() -> None:
     for pause_s in (*[1.0] * 9, *[30.0] * 6):
         pauses.add(pause_s)
     assert pauses.quantile_s(0.5) == 0.0, "too few are known"
-    for pause_s in (30.0, *[None] * 50):
-        pauses.add(pause_s)
+    for outcome in (30.0, *[None] * 50):
+        pauses.add(outcome)
     assert 1.0 < pauses.quantile_s(0.5) < 1.5
     assert 30.0 < pauses.quantile_s(0.9) < 45.0
 

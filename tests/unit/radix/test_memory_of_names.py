@@ -17,11 +17,9 @@ import numpy as np
 import pytest
 
 from sgl_vllm.programs.continuations import Continuations, Origin
-from sgl_vllm.programs.step_graphs import StepGraphs
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, Hints
+from sgl_vllm.protocol.hints import MAX_HINT_LENGTH
 from sgl_vllm.protocol.request_ids import MAX_ID_CHARS
-from sgl_vllm.protocol.step_graph import MAX_STEPS, Step, StepGraph, StepName
 from sgl_vllm.radix.keys import TokenKeys
 from sgl_vllm.radix.misses import Misses
 from sgl_vllm.radix.tokens import pack
@@ -69,11 +67,6 @@ def evicted(tree: RadixTree) -> None:
     tree.evict(1)
 
 
-def sent_graph(graphs: StepGraphs) -> None:
-    graph = StepGraph(tuple(Step(None, str(next(_numbers))) for _ in range(MAX_STEPS)))
-    assert graphs.step_of(tenant(), Hints(step=StepName(graph.digest, 0), graph=graph.text))
-
-
 def charged(counters: DeficitCounters) -> None:
     for _ in range(12_000):
         counters.charge((name(SALT_CHARS), None), 10)
@@ -106,7 +99,6 @@ def one_worker() -> PrefixRouter:
         (lambda: Misses(16, is_exact=False, shows_text=False), explained, 3000, 4 * MIB),
         (lambda: (Continuations(10.0), RadixTree(16)), ended, 3000, 8 * MIB),
         (lambda: RadixTree(16, max_evicted_bytes=MIB), evicted, 6000, 4 * MIB),
-        (StepGraphs, sent_graph, 300, 8 * MIB),
         (lambda: DeficitCounters(1), charged, 3, 16 * MIB),
         (TokenKeys, showed_image, 300, MIB // 8),
         (one_worker, routed, 300, MIB),

@@ -47,38 +47,35 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         {"a": ({}, 0), "x": (FORK, 0), "y": (FORK, 0), "p": (FORK | FIRST, 0)},
         "paxy",
     ),
-    "programs with the least to compute go first": (
+    "programs that have had the least go first": (
         "agents take turns",
-        {
-            name: ({"num_remaining": n}, 0)
-            for name, n in zip("abcd", (9000, 40, 0, 600), strict=True)
-        },
+        {name: ({"num_served": n}, 0) for name, n in zip("abcd", (9000, 40, 0, 600), strict=True)},
         "cbda",
     ),
-    "of those with about as much, the longest prefix": (
+    "of those that have had about as much, the longest prefix": (
         "agents take turns",
         {
-            "a": ({"num_remaining": 520}, 60),
-            "b": ({"num_remaining": 1_000}, 70),
-            "c": ({"num_remaining": 1_100}, 90),
+            "a": ({"num_served": 520}, 60),
+            "b": ({"num_served": 1_000}, 70),
+            "c": ({"num_served": 1_100}, 90),
         },
         "bac",
     ),
     "what is half cached goes first, then what is no agent's": (
         "agents take turns",
         {
-            "a": ({"num_remaining": 10, "is_agent": True}, 49),
-            "b": ({"num_remaining": 9_000, "is_agent": True}, 50),
-            "c": ({"num_remaining": 20}, 0),
+            "a": ({"num_served": 10, "is_agent": True}, 49),
+            "b": ({"num_served": 9_000, "is_agent": True}, 50),
+            "c": ({"num_served": 20}, 0),
         },
         "bca",
     ),
-    "a fork group has the place of its program with the least to compute": (
+    "a fork group has the place of its program that has had the least": (
         "agents take turns",
         {
-            "a": ({"num_remaining": 500}, 0),
-            "b": (FORK | {"num_remaining": 9_000}, 0),
-            "c": (FORK | {"num_remaining": 20}, 0),
+            "a": ({"num_served": 500}, 0),
+            "b": (FORK | {"num_served": 9_000}, 0),
+            "c": (FORK | {"num_served": 20}, 0),
         },
         "bca",
     ),
