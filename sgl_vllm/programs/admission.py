@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.manager import RadixKVCacheManager
 
 BEGIN_RATIO, END_RATIO = 1.0, 0.5
-"""Requests are held back from when agents compute more tokens again than for the first time, until
-they compute half as many."""
+"""Turns start when agents compute more tokens again than for the first time, and stop at half that
+ratio."""
 
 WINDOW_CACHES = 2
 """Tokens computed this many caches ago count a third as much as those computed now."""
 
 MIN_SHARE = 1 / 8
-"""Agents count as if they had computed at least this share of the cache for the first time, so a
-few evictions hold nobody back."""
+"""Agents count as if they had computed at least this share of the cache for the first time, so that
+a few evictions do not start turns."""
 
 PAUSE_QUANTILE = 0.9
 """The longest hold is this quantile of the measured pauses, ..."""
@@ -52,11 +52,14 @@ WAIT_MEMORY = 16
 """A wait counts a third as much after so many of the longest holds."""
 
 MAX_HOLD_S = 60.0
-"""No hold is longer. None begins after so many seconds in which no agent's request was admitted."""
+"""Longest hold. Turns also stop after this many seconds without an admitted agent request."""
+
+READ_PAUSES_EVERY_S = 1.0
+"""How old the quantile of the pauses may be."""
 
 MAX_HELD_PER_STEP = 16
-"""A step examines so many requests to hold back. It then holds back all other agents' requests
-whose contexts were evicted, unexamined."""
+"""After a step has held back this many requests, it holds back all other agents' requests with less
+than half of the prompt cached, without checking whether they fit."""
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class AdmissionGauges:
         metric="agent_recomputed_tokens",
     )
     kept_tokens: int = counter(
-        "Cached tokens that agents read while requests of others were held back.",
+        "Cached tokens that agents read while agents took turns.",
         unit="tokens",
         metric="agent_kept_tokens",
     )
@@ -113,8 +116,10 @@ class Recomputation:
 
     def add(self, num_again: int, num_first: int, now_s: float) -> None:
         """An agent computes so many tokens again, and so many others."""
-        self._added_s = now_s
         kept = math.exp(-(num_again + num_first) / self._window_tokens)
+        if now_s - self._added_s >= MAX_HOLD_S:  # what was before says nothing of now
+            kept, self._is_high = 0.0, False
+        self._added_s = now_s
         self._num_again = kept * self._num_again + num_again
         self._num_first = kept * self._num_first + num_first
         self._is_high = self.ratio > (END_RATIO if self._is_high else BEGIN_RATIO)
@@ -131,15 +136,15 @@ class Admission:
     continued soon.
 
     Requests are held back while the agents of any tenant compute more tokens again than for the
-    first time. A request is not held back if at least half of it is cached, if it is no agent's, if
-    it has a priority, after a preemption, or for more than `hold_s` seconds. An agent is
-    a conversation that calls tools, or in which a request came within a second of an answer.
+    first time. A request is not held back if at least half of it is cached, if it is no agent's
+    (`programs.py`), after a preemption, or for more than `hold_s` seconds. Times are seconds on the
+    monotonic clock.
 
     Cost: O(expected contexts) in a step that looks at an agent's evicted context, and about 3 us
-    for each request that such a step holds back, at most `MAX_HELD_PER_STEP`.
+    for each request that such a step checks, at most `MAX_HELD_PER_STEP` that are held back.
 
     Attributes:
-        hold_s: in this step, in seconds; 0 while no request is held back.
+        hold_s: longest hold time in this step, in seconds; 0 while agents do not take turns.
 
     Args:
         max_hold_s: limit for `hold_s`.
@@ -153,6 +158,8 @@ class Admission:
         self._max_hold_s = max_hold_s
         self._recomputation: OrderedDict[Hashable, Recomputation] = OrderedDict()
         self._longest_wait_s = 0.0  # decays
+        self._pause_s = 0.0
+        self._pause_read_s = -math.inf
         self._began_s: float | None = None
         self._now_s = 0.0
         self._num_expected_blocks: int | None = None  # in this step, once it is asked for
@@ -162,7 +169,7 @@ class Admission:
     def step_starts(self) -> None:
         """Decide whether this step holds requests back, and for how long."""
         self._num_expected_blocks = None
-        now_s = time.time()
+        now_s = time.monotonic()
         if not self._is_any_high(now_s):
             if self._began_s is not None:
                 self._began_s, self.hold_s, self._longest_wait_s = None, 0.0, 0.0
@@ -173,22 +180,19 @@ class Admission:
         if self.hold_s:
             self._longest_wait_s *= math.exp((self._now_s - now_s) / (WAIT_MEMORY * self.hold_s))
         self._now_s = now_s
-        pause_s = self._programs.pause_quantile_s(PAUSE_QUANTILE)
-        self.hold_s = min(max(pause_s, HOLD_PER_WAIT * self._longest_wait_s), self._max_hold_s)
+        if now_s - self._pause_read_s >= READ_PAUSES_EVERY_S:
+            self._pause_read_s = now_s
+            self._pause_s = self._programs.agent_pause_s(PAUSE_QUANTILE)
+        hold_s = max(self._pause_s, HOLD_PER_WAIT * self._longest_wait_s)
+        self.hold_s = min(hold_s, self._max_hold_s)
         self._programs.expect_within(self.hold_s)
 
     def _is_any_high(self, now_s: float) -> bool:
         return any(one.is_high(now_s) for one in self._recomputation.values())
 
-    def may_wait(self, request: Request) -> bool:
-        """Whether a waiting request of an agent can be held back at all."""
-        if not self.hold_s or request.num_preemptions or request.priority < 0:
-            return False
-        return time.time() - request.arrival_time < self.hold_s
-
     def waits(self, request: Request, match: Match) -> bool:
-        """Whether a request that `may_wait`, and has this match, is held back until the next
-        step."""
+        """Whether an agent's request that has waited for less than `hold_s`, and has this match, is
+        held back until the next step."""
         if 2 * match.num_tokens >= request.num_tokens:
             return False
         if self._num_expected_blocks is None:
@@ -202,16 +206,14 @@ class Admission:
         return (num_needed + max(0, num_kept)) * block_size > num_free_tokens
 
     def admitted(
-        self, request: Request, tenant: Hashable, num_cached: int, *, is_agent: bool
+        self, request: Request, tenant: Hashable, num_cached: int, waited_s: float
     ) -> None:
-        """A waiting request is admitted for the first time, with so many cached tokens."""
-        now_s = time.time()
-        if self.hold_s:
-            self._longest_wait_s = max(self._longest_wait_s, now_s - request.arrival_time)
-        if not is_agent:
-            return
+        """An agent's request is admitted for the first time, with so many cached tokens."""
+        now_s = time.monotonic()
         if self.hold_s:
             self._gauges.kept_tokens += num_cached
+            if not request.priority:  # the others may wait for as long as they like
+                self._longest_wait_s = max(self._longest_wait_s, waited_s)
         num_missed, num_evicted = self._radix.misses.num_missed(request.request_id)
         self._gauges.recomputed_tokens += num_evicted
         found = self._recomputation.get(tenant)
@@ -227,7 +229,7 @@ class Admission:
     def gauges(self, num_held: int) -> AdmissionGauges:
         """The state at this moment, with so many requests held back in the last step."""
         ratios = [one.ratio for one in self._recomputation.values()]
-        now_s = time.time()
+        now_s = time.monotonic()
         # Between two steps, too: an idle engine holds nothing back.
         began_s = self._began_s if self._is_any_high(now_s) else None
         is_holding = began_s is not None

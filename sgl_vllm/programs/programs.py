@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.sgl_vllm.radix")
 
-AGENT_PAUSE_S = 1.0
-"""No person answers faster, so a machine does."""
-
 OPENING_TOKENS = 128
-"""A first request that begins with so many tokens of an agent's prompt is an agent's, too: they
-share system prompt and tools. Longer than what chat templates begin all prompts with."""
+"""A first request that begins with so many tokens of agents' prompts is an agent's, too: they share
+system prompt and tools. Longer than what chat templates begin all prompts with."""
+
+MIN_AGENT_STEPS = 4
+"""Once so many requests that begin with the same tokens were agents' and none since was a person's,
+these tokens are an agent's opening."""
 
 MAX_OPENINGS = 64
-"""So many of these are remembered."""
+"""So many openings are remembered."""
 
 _OPENING_BYTES = OPENING_TOKENS * TOKEN_BYTES
 
@@ -61,8 +62,8 @@ class Standing(NamedTuple):
     Attributes:
         num_served: how many tokens were computed for its context so far: the longer it has run, the
             longer it is likely to go on.
-        is_agent: whether it continues a conversation that calls tools, or one of which an answer
-            was continued within `AGENT_PAUSE_S`.
+        is_agent: whether it continues an agent's conversation, which called a tool or was continued
+            within a second, or is a first request with an agent's opening.
     """
 
     num_served: int = 0
@@ -112,7 +113,7 @@ class Programs(StepHooks):
     def __init__(self, radix: RadixKVCacheManager) -> None:
         self._radix = radix
         self._continuations = Continuations()
-        self._agent_openings: LruPerTenant[_Opening, bool] = LruPerTenant(MAX_OPENINGS)
+        self._agent_openings: LruPerTenant[_Opening, int] = LruPerTenant(MAX_OPENINGS)
         self._guard = Guard(
             "the record of programs", "the request counts as one without hints", logger
         )
@@ -138,13 +139,13 @@ class Programs(StepHooks):
         if context is not None:
             origin = context.origin
             member.is_continuation, member.num_served = True, origin.num_served
-            is_quick = now_s - context.ended_s < AGENT_PAUSE_S
-            member.is_agent = is_quick or origin.is_agent or origin.tool is not None
+            member.is_agent = context.is_agents(now_s)
         opening = _Opening(record.namespace, record.tokens[:_OPENING_BYTES])
-        if member.is_agent:
-            self._agent_openings.put(opening, True)
-        elif context is None:
-            member.is_agent = self._agent_openings.get(opening) is not None
+        num_steps = self._agent_openings.get(opening) or 0
+        if context is None:
+            member.is_agent = num_steps >= MIN_AGENT_STEPS
+        else:
+            self._agent_openings.put(opening, num_steps + 1 if member.is_agent else 0)
         return Standing(member.num_served, member.is_agent)
 
     def step_starts(self) -> None:
@@ -252,9 +253,9 @@ class Programs(StepHooks):
         0 none is."""
         self._continuations.horizon_s = horizon_s
 
-    def pause_quantile_s(self, share: float) -> float:
-        """This share of the pauses until contexts were continued was no longer, in seconds."""
-        return self._continuations.pause_quantile_s(share)
+    def agent_pause_s(self, share: float) -> float:
+        """This share of the pauses until agents continued a context was no longer, in seconds."""
+        return self._continuations.agent_pause_s(share)
 
     def num_expected_blocks(self) -> int:
         """Evictable blocks of contexts that will be continued soon."""

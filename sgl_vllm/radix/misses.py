@@ -258,7 +258,8 @@ class Misses:
 
     def num_missed(self, request_id: str) -> tuple[int, int]:
         """How many prompt tokens a request computed at its first admission, and how many of these
-        had been evicted; zeros if it is forgotten."""
+        had been evicted, or could not be read because a window or a state had; zeros if it is
+        forgotten."""
         one = self._explanations.get(request_id)
         if one is None:
             return 0, 0
@@ -266,7 +267,7 @@ class Misses:
         num_missed = max(0, one.num_prompt_tokens - start)
         for end, cause, _ in one.missed:
             if end > start:
-                num_evicted += end - start if cause == "evicted" else 0
+                num_evicted += end - start if cause in ("evicted", "component") else 0
                 start = end
         return num_missed, num_evicted
 

@@ -44,10 +44,10 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
 
 
 def least_attained_service(rows: Rows, nodes: Nodes) -> Keys:
-    """Requests of which half is cached, then those that are no agent's, then agents; of each, those
-    first for whose contexts the least was computed so far.
+    """Half-cached requests first, then requests that are not an agent's, then agents'.
 
-    What was computed counts in powers of two. Ties go by longest cached prefix.
+    Within each group, the conversation with the fewest computed tokens goes first. Token counts are
+    compared in powers of two; ties go by longest cached prefix.
     """
     is_cold = 2 * rows["matched"] < rows["tokens"]
     rank = is_cold * (1 + rows["is_agent"].astype(np.int64))

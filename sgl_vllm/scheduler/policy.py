@@ -57,12 +57,12 @@ class WaitingQueue(WaitingRows[Item]):
     requests are admitted before a request, where s is the largest number admitted between two calls
     of `settle`; and what they compute stays below the limit of `Bound`, except for the last s. The
     reason is that a request is overdue as soon as it reaches a limit, and then only earlier ones go
-    before it.
+    before it. While agents take turns (`hold_s`), the limit on what they compute does not apply.
 
     Cost: `order` and `settle` are array operations over all n waiting requests and a sort of at
     most `window`: less than a millisecond for n = 1,000. `settle` takes its array operations once
     for each priority and tenant that was admitted. `order` is O(1) if nothing has changed, unless
-    `max_wait_s` is finite.
+    `max_wait_s` is finite or agents take turns.
 
     Args:
         order: a key of `ORDERS`.

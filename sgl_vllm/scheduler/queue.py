@@ -69,8 +69,8 @@ class OrderCounters:
         unit="times",
     )
     held_for_contexts: int = counter(
-        "Requests that waited for their admission because they would have evicted contexts that "
-        "were expected to be continued soon.",
+        "Requests that were checked and held back, because they would have evicted contexts that "
+        "were expected to be continued soon. Of each step, the first 16.",
         unit="requests",
     )
 
@@ -111,7 +111,8 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             self.sharing = PrefillSharing(scheduler, waiting, radix, min_saved_tokens)
         self._programs = programs
         self._admission = admission
-        self._num_held = 0  # for contexts, in this step
+        self._held: set[Request] = set()  # of `_deferred`, those held for contexts
+        self._num_held = 0  # of these, in the last step that had an order
         self._held_for_contexts: WeakSet[Request] = WeakSet()  # those that have been counted
         self._deferred: set[Request] = set()  # those that are held back in this step
         self._radix = radix
@@ -146,7 +147,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
     def before_schedule(self, prompts_done: Sequence[Request]) -> None:
         self._next = None
         self._is_in_order = False
-        self._place = self._num_held = 0
+        self._place = 0
         if self.sharing is not None:
             self._guard.run(self.sharing.step_starts)
         if self._admission is not None:
@@ -160,6 +161,9 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         """Count the requests that were popped and not put back as admitted."""
         self._scheduler.deferred_waiting -= self._deferred
         self._deferred.clear()
+        if self._is_in_order or not self._waiting:
+            self._num_held = len(self._held)
+        self._held.clear()
         num_scheduled = output.num_scheduled_tokens
         admitted = self._waiting.popped
         if admitted:
@@ -185,8 +189,9 @@ class CacheAwareQueue(RequestQueue, StepHooks):
             self._guard.run(self._charge, self._fairness, computed)
 
     def _count_admission(self, admission: Admission, request: Request, num_cached: int) -> None:
-        is_agent = self._waiting.is_agent(request)
-        admission.admitted(request, tenant_of(request), num_cached, is_agent=is_agent)
+        if self._waiting.is_agent(request):
+            waited_s = time.monotonic() - self._waiting.arrival_s_of(request)
+            admission.admitted(request, tenant_of(request), num_cached, waited_s)
 
     def _settle(self, num_cached: Sequence[int]) -> int:
         try:
@@ -238,7 +243,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         room_tokens = self._room_tokens()
         hold_s = self._admission.hold_s if self._admission is not None else 0.0
         return self._waiting.order(
-            time.time(), room_tokens=room_tokens, last_tenants=last, hold_s=hold_s
+            time.monotonic(), room_tokens=room_tokens, last_tenants=last, hold_s=hold_s
         )
 
     def _may_evict(self) -> bool:
@@ -274,7 +279,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         while self._next is None and self._place < len(self._order):
             request = self._order[self._place]
             self._place += 1
-            if request not in self._waiting or request in self._deferred:
+            if request not in self._waiting or request in self._held:
                 continue
             if not self._is_held_back(request):
                 self._next = request
@@ -282,14 +287,16 @@ class CacheAwareQueue(RequestQueue, StepHooks):
                     self._guard.run(self.sharing.note_siblings, request)
             else:
                 self._defer({request})
-                if self._num_held == MAX_HELD_PER_STEP:
+                if len(self._held) == MAX_HELD_PER_STEP and request in self._held:
                     self._hold_all()
         return self._next
 
     def _hold_all(self) -> None:
-        """Hold back all further requests that could be, without a look at each."""
-        held = self._waiting.evicted_agents(self._order[self._place :])
-        self._num_held += len(held)
+        """Hold back all further requests that could be, without checking whether they fit."""
+        assert self._admission is not None
+        arrived_after_s = time.monotonic() - self._admission.hold_s
+        held = self._waiting.cold_agents(self._order[self._place :], arrived_after_s)
+        self._held |= held
         self._defer(held)
 
     def _defer(self, requests: set[Request]) -> None:
@@ -300,7 +307,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
 
     def _is_held_back(self, request: Request) -> bool:
         if self._guard.run(self._waits_for_contexts, request):
-            self._num_held += 1
+            self._held.add(request)
             if request not in self._held_for_contexts:
                 self._held_for_contexts.add(request)
                 self.counters.held_for_contexts += 1
@@ -308,13 +315,16 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         if self.sharing is not None and self._guard.run(self.sharing.waits_for_leader, request):
             self.counters.held_back += 1
             return True
-        return False
+        # One ahead of time is admitted only if no other waits.
+        return bool(self._held) and hints_of(request).is_ahead
 
     def _waits_for_contexts(self, request: Request) -> bool:
         admission = self._admission
         if admission is None or not admission.hold_s or not self._scheduler.running:
             return False
-        if not self._waiting.is_agent(request) or not admission.may_wait(request):
+        if not self._waiting.is_agent(request) or request.num_preemptions:
+            return False
+        if time.monotonic() - self._waiting.arrival_s_of(request) >= admission.hold_s:
             return False
         self._scores.score(request)
         return admission.waits(request, self._waiting.match_of(request))
@@ -349,12 +359,12 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         self._waiting.add(
             request,
             request.num_tokens,
-            arrival_s=request.arrival_time,
+            arrival_s=time.monotonic() - max(0.0, time.time() - request.arrival_time),
             priority=MAX_PRIORITY if hints.is_ahead else priority,
             tenant=tenant if self._fairness is not None else None,
             fork_group=None if hints.fork is None else (tenant, hints.fork),
             num_served=standing.num_served,
-            is_agent=standing.is_agent,
+            is_agent=standing.is_agent and request.priority >= 0,
             is_readmission=is_readmission,
         )
         self._guard.run(self._scores.add, request)

@@ -131,7 +131,7 @@ class WaitingRows(Generic[Item]):
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
             num_served: tokens that were computed for its context so far.
-            is_agent: whether it is an agent's.
+            is_agent: whether it is an agent's, and may be held back.
             is_readmission: the request was admitted before, and then preempted or its KV load
                 failed. It goes before all others of its priority, whatever its fork group.
         """
@@ -227,17 +227,23 @@ class WaitingRows(Generic[Item]):
 
     def is_agent(self, item: Item) -> bool:
         """Whether a waiting or popped item is an agent's."""
-        slot = self._slots[item] if item in self._slots else self._popped[item]
-        return bool(self._columns["is_agent"][slot])
+        return bool(self._columns["is_agent"][self._slot_of(item)])
 
-    def evicted_agents(self, items: Iterable[Item]) -> set[Item]:
-        """Those of `items` that wait, are agents', have no priority, are neither overdue nor
-        readmissions, and of which less than half is cached."""
+    def arrival_s_of(self, item: Item) -> float:
+        """When a waiting or popped item arrived."""
+        return float(self._columns["arrival_s"][self._slot_of(item)])
+
+    def _slot_of(self, item: Item) -> int:
+        return self._slots[item] if item in self._slots else self._popped[item]
+
+    def cold_agents(self, items: Iterable[Item], arrived_after_s: float) -> set[Item]:
+        """Waiting agents' requests of `items` with less than half of the prompt cached that arrived
+        after this time, except readmissions."""
         slots = np.array([self._slots[one] for one in items if one in self._slots], dtype=np.int64)
         rows = Rows(self._columns, slots)
-        is_evicted = rows["is_agent"] & (2 * rows["matched"] < rows["tokens"])
-        is_evicted &= ~rows["overdue"] & (rows["arrival"] >= 0) & (rows["priority"] >= 0)
-        return set(self._items[slots[is_evicted]].tolist())
+        is_cold = rows["is_agent"] & (2 * rows["matched"] < rows["tokens"])
+        is_cold &= (rows["arrival_s"] > arrived_after_s) & (rows["arrival"] >= 0)
+        return set(self._items[slots[is_cold]].tolist())
 
     def next_tokens_key_of(self, item: Item) -> int:
         """Stands for the next tokens of a waiting item; `NO_GROUP` if they are unknown."""

@@ -45,7 +45,7 @@ class Server:
         self._agents = [words(800) for _ in range(3)]
         for agent in self._agents:
             self.serve(agent)
-        for _ in range(MIN_OUTCOMES + 4):
+        for _ in range(MIN_OUTCOMES + 10):
             clock.now_s += PAUSE_S / 3
             self.serve(self.next_step())
 
@@ -110,6 +110,14 @@ def test_nothing_waits_if_it_is_switched_off_or_has_a_priority(
     server.start_long_answer()
     assert not server.waits(server.next_step(), "evicted", priority=priority)
     assert ("admission" in server.machine.scheduler.sgl_vllm.tree()) == (not options)
+
+
+def test_a_request_ahead_of_time_waits_while_another_is_held_back(clock: StoppedTime) -> None:
+    server = Server(clock)
+    server.start_long_answer()
+    assert server.waits(server.next_step(), "evicted")
+    assert server.waits(words(64), "ahead", extra_args={"sgl_ahead": 1})
+    assert not server.waits(words(64), "single call")
 
 
 def test_nothing_waits_while_the_engine_is_idle(clock: StoppedTime) -> None:

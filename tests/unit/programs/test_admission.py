@@ -22,15 +22,13 @@ PAUSE_S = 5.0
 @dataclass(eq=False)
 class Request:
     num_tokens: int
-    arrival_time: float = 100.0
-    num_preemptions: int = 0
     priority: int = 0
     request_id: str = ""
 
 
 class Engine:
     """Of its cache a hundred blocks are free or evictable, and `num_expected` of them hold expected
-    contexts. It is one second after the requests' arrival."""
+    contexts."""
 
     def __init__(self, num_expected: int = 60, num_groups: int = 1, again: int = CACHE) -> None:
         self.num_asked = 0
@@ -44,7 +42,7 @@ class Engine:
         )
         programs: Any = SimpleNamespace(
             num_expected_blocks=lambda: self.ask(num_expected),
-            pause_quantile_s=lambda share: PAUSE_S,
+            agent_pause_s=lambda share: PAUSE_S,
             expect_within=lambda horizon_s: setattr(self, "horizon_s", horizon_s),
         )
         self.admission = Admission(cache, programs)
@@ -55,24 +53,29 @@ class Engine:
         return num_expected
 
     def admit(
-        self, *, num_again: int = 0, num_new: int = 0, tenant: str = "t", wait_s: float = 0.0
+        self,
+        *,
+        num_again: int = 0,
+        num_new: int = 0,
+        tenant: str = "t",
+        wait_s: float = 0.0,
+        priority: int = 0,
     ) -> None:
         """An agent's request, and then a step begins."""
         self.missed = num_again + num_new, num_again
-        request: Any = Request(1, arrival_time=admission.time.time() - wait_s)
-        self.admission.admitted(request, tenant, 0, is_agent=True)
+        request: Any = Request(1, priority)
+        self.admission.admitted(request, tenant, 0, wait_s)
         self.admission.step_starts()
 
     def must_wait(self, request: Any, num_cached: int = 0, node: Node | None = None) -> bool:
-        match = Match(num_cached, node)
-        return self.admission.may_wait(request) and self.admission.waits(request, match)
+        return self.admission.hold_s > 0 and self.admission.waits(request, Match(num_cached, node))
 
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that shows `s`."""
     now = SimpleNamespace(s=101.0)
-    monkeypatch.setattr(admission, "time", SimpleNamespace(time=lambda: now.s))
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now.s))
     return now
 
 
@@ -83,10 +86,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         pytest.param({}, Request(401), 0, True, id="does not"),
         pytest.param({"num_expected": 99}, Request(1000), 499, True, id="less than half cached"),
         pytest.param({"num_expected": 99}, Request(1000), 500, False, id="half cached"),
-        pytest.param({}, Request(900, arrival_time=96.1), 0, True, id="has time left"),
-        pytest.param({}, Request(900, arrival_time=96.0), 0, False, id="has waited long enough"),
-        pytest.param({}, Request(900, num_preemptions=1), 0, False, id="preempted"),
-        pytest.param({}, Request(900, priority=-1), 0, False, id="has a priority"),
         pytest.param({"again": 0}, Request(900), 0, False, id="nothing is computed again"),
         pytest.param({"num_expected": 10, "num_groups": 2}, Request(400), 0, False, id="2 groups"),
         pytest.param({"num_expected": 10, "num_groups": 2}, Request(410), 0, True, id="do not fit"),
@@ -150,6 +149,8 @@ def test_requests_wait_for_longer_where_they_wait_anyway_but_not_for_more_than_a
     engine.admit(num_again=CACHE)
     engine.admit(num_again=CACHE)
     assert engine.admission.hold_s == PAUSE_S
+    engine.admit(num_again=CACHE, wait_s=1000.0, priority=1)
+    assert engine.admission.hold_s == PAUSE_S, "it may wait for as long as it likes"
     engine.admit(num_again=CACHE, wait_s=1000.0)
     assert engine.admission.hold_s == admission.MAX_HOLD_S
 
@@ -166,4 +167,4 @@ def test_the_gauges_say_since_when_and_why(now) -> None:
     gauges = engine.admission.gauges(num_held=3)
     assert (gauges.held, gauges.holding_s, gauges.hold_s) == (0, 0.0, 0.0)
     engine.admission.step_starts()
-    assert not engine.must_wait(Request(900, arrival_time=now.s))
+    assert not engine.must_wait(Request(900))
