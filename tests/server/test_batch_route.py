@@ -110,7 +110,7 @@ def test_every_error_is_what_the_route_answers_and_hurts_no_neighbour(http):
 
 
 def test_an_answer_comes_as_soon_as_it_is_there(server, http):
-    requests = [complete(**{**LONG, "max_tokens": 500}), complete("Once")]
+    requests = [complete(**{**LONG, "max_tokens": 1000}), complete("Once")]
     with http.stream("POST", "/sgl/batch", json={"requests": requests}) as answer:
         assert answer.headers["content-type"].startswith("application/x-ndjson")
         lines = answer.iter_lines()
