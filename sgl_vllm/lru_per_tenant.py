@@ -1,9 +1,9 @@
-"""A dictionary of bounded size that tenants share. Pure."""
+"""Dictionaries of bounded size, least recently used first. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, ItemsView, Iterator
+from collections.abc import Callable, Hashable, ItemsView, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -15,7 +15,22 @@ class OfTenant(Protocol):
 
 
 Key = TypeVar("Key", bound=OfTenant)
+Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
+
+
+def get_or_make(
+    entries: OrderedDict[Name, Value], key: Name, make: Callable[[], Value], max_entries: int
+) -> Value:
+    """The entry of `key`, made if it is missing, and now the last one. If there are too many then,
+    the first one is removed."""
+    found = entries.get(key)
+    if found is None:
+        found = entries[key] = make()
+        if len(entries) > max_entries:
+            entries.popitem(last=False)
+    entries.move_to_end(key)
+    return found
 
 
 class LruPerTenant(Generic[Key, Value]):

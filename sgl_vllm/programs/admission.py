@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sgl_vllm.counters import counter, gauge, highest
+from sgl_vllm.lru_per_tenant import get_or_make
 from sgl_vllm.programs.continuations import MAX_TENANTS, Context
 from sgl_vllm.radix.node import Match
 
@@ -42,14 +43,14 @@ MIN_SHARE = 1 / 8
 a few evictions do not start turns."""
 
 PAUSE_QUANTILE = 0.9
-"""The longest hold is this quantile of the measured pauses, ..."""
+"""The longest hold is at least this quantile of the pauses of agents."""
 
 HOLD_PER_WAIT = 0.75
-"""... or this share of the longest recent wait if that is more: on an overloaded server, requests
-wait anyway."""
+"""The longest hold is at least this share of the longest recent wait, because requests wait anyway
+on an overloaded server."""
 
 WAIT_MEMORY = 16
-"""A wait counts a third as much after so many of the longest holds."""
+"""A wait counts a third as much after this many times the longest hold."""
 
 MAX_HOLD_S = 60.0
 """Longest hold. Turns also stop after this many seconds without an admitted agent request."""
@@ -73,7 +74,7 @@ class AdmissionGauges:
         metric="held_requests",
     )
     recomputed_tokens: int = counter(
-        "Prompt tokens that agents computed again after an eviction.",
+        "Prompt tokens that agents recomputed after an eviction.",
         unit="tokens",
         metric="agent_recomputed_tokens",
     )
@@ -83,30 +84,29 @@ class AdmissionGauges:
         metric="agent_kept_tokens",
     )
     holding_s: float = highest(
-        "For how long agents have taken turns: requests of theirs may be held back. 0 if they do "
-        "not.",
+        "How long agents have been taking turns; 0 if they are not.",
         unit="s",
     )
     hold_s: float = highest(
-        "For how long a request is held back at most, as learned; 0 if agents do not take turns.",
+        "The longest time that a request is held back, as learned; 0 if agents do not take turns.",
         unit="s",
     )
     again_per_new: float = highest(
-        "Tokens that agents compute again per token that they compute for the first time, lately; "
-        "of the tenant for which that is highest.",
+        "Recent tokens that agents recomputed per token computed for the first time, for the "
+        "tenant with the highest ratio.",
         unit="tokens",
     )
 
 
 class Recomputation:
-    """Whether a tenant's agents compute more tokens again than for the first time.
+    """Whether a tenant's agents recompute more tokens than they compute for the first time.
 
     Args:
-        window_tokens: older tokens count less.
+        num_cache_tokens: tokens that fit into the cache.
     """
 
-    def __init__(self, window_tokens: float) -> None:
-        self._window_tokens = window_tokens
+    def __init__(self, num_cache_tokens: int) -> None:
+        self._num_cache_tokens = num_cache_tokens
         self._num_again = self._num_first = 0.0
         self._is_high = False
         self._added_s = 0.0
@@ -115,8 +115,8 @@ class Recomputation:
         return self._is_high and now_s - self._added_s < MAX_HOLD_S
 
     def add(self, num_again: int, num_first: int, now_s: float) -> None:
-        """An agent computes so many tokens again, and so many others."""
-        kept = math.exp(-(num_again + num_first) / self._window_tokens)
+        """An agent recomputes `num_again` tokens and computes `num_first` for the first time."""
+        kept = math.exp(-(num_again + num_first) / (WINDOW_CACHES * self._num_cache_tokens))
         if now_s - self._added_s >= MAX_HOLD_S:  # what was before says nothing of now
             kept, self._is_high = 0.0, False
         self._added_s = now_s
@@ -127,8 +127,7 @@ class Recomputation:
     @property
     def ratio(self) -> float:
         """Tokens computed again per token computed for the first time."""
-        min_tokens = MIN_SHARE * self._window_tokens / WINDOW_CACHES
-        return self._num_again / max(self._num_first, min_tokens)
+        return self._num_again / max(self._num_first, MIN_SHARE * self._num_cache_tokens)
 
 
 class Admission:
@@ -216,15 +215,11 @@ class Admission:
                 self._longest_wait_s = max(self._longest_wait_s, waited_s)
         num_missed, num_evicted = self._radix.misses.num_missed(request.request_id)
         self._gauges.recomputed_tokens += num_evicted
-        found = self._recomputation.get(tenant)
-        if found is None:
-            pool = self._radix.block_pool
-            num_tokens = self._radix.groups.tokens_in(pool.num_gpu_blocks)
-            found = self._recomputation[tenant] = Recomputation(WINDOW_CACHES * num_tokens)
-            if len(self._recomputation) > MAX_TENANTS:
-                self._recomputation.popitem(last=False)
-        self._recomputation.move_to_end(tenant)
-        found.add(num_evicted, num_missed - num_evicted, now_s)
+        of_tenant = get_or_make(self._recomputation, tenant, self._new_recomputation, MAX_TENANTS)
+        of_tenant.add(num_evicted, num_missed - num_evicted, now_s)
+
+    def _new_recomputation(self) -> Recomputation:
+        return Recomputation(self._radix.groups.tokens_in(self._radix.block_pool.num_gpu_blocks))
 
     def gauges(self, num_held: int) -> AdmissionGauges:
         """The state at this moment, with so many requests held back in the last step."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sgl_vllm.lru_per_tenant import LruPerTenant
+from sgl_vllm.lru_per_tenant import LruPerTenant, get_or_make
 from sgl_vllm.programs.pauses import MIN_OUTCOMES, Pauses
 from sgl_vllm.protocol.hints import Hint
 from sgl_vllm.radix.blocks import BlockTable
@@ -398,13 +398,7 @@ class Continuations:
             self._pauses_of.put(kind, pauses)
 
     def _tenant(self, tenant: Namespace) -> _Tenant:
-        found = self._tenants.get(tenant)
-        if found is None:
-            found = self._tenants[tenant] = _Tenant()
-            if len(self._tenants) > MAX_TENANTS:
-                self._tenants.popitem(last=False)
-        self._tenants.move_to_end(tenant)
-        return found
+        return get_or_make(self._tenants, tenant, _Tenant, MAX_TENANTS)
 
 
 def _own_start(leaf: Node) -> int:

@@ -137,8 +137,7 @@ class Programs(StepHooks):
         now_s = time.monotonic()
         context = self._continuations.arrived(record.namespace, record.tokens, now_s)
         if context is not None:
-            origin = context.origin
-            member.is_continuation, member.num_served = True, origin.num_served
+            member.is_continuation, member.num_served = True, context.origin.num_served
             member.is_agent = context.is_agents(now_s)
         opening = _Opening(record.namespace, record.tokens[:_OPENING_BYTES])
         num_steps = self._agent_openings.get(opening) or 0

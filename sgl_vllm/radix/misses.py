@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple  # Any: JSON
 
@@ -228,10 +228,8 @@ class Misses:
         start = num_read + num_loaded
         if start < num_prompt_tokens:
             counters.missed_prompt_tokens += num_prompt_tokens - start
-        for end, cause, _ in missed:
-            if end > start:
-                counters.add(cause, end - start)
-                start = end
+        for cause, num_tokens in _by_cause(start, missed):
+            counters.add(cause, num_tokens)
         explanations = self._explanations
         explanations[request_id] = Explanation(
             salt, num_prompt_tokens, num_read, num_loaded, missed, time.monotonic()
@@ -263,13 +261,10 @@ class Misses:
         one = self._explanations.get(request_id)
         if one is None:
             return 0, 0
-        start, num_evicted = one.num_read + one.num_loaded, 0
-        num_missed = max(0, one.num_prompt_tokens - start)
-        for end, cause, _ in one.missed:
-            if end > start:
-                num_evicted += end - start if cause in ("evicted", "component") else 0
-                start = end
-        return num_missed, num_evicted
+        start = one.num_read + one.num_loaded
+        by_cause = _by_cause(start, one.missed)
+        num_evicted = sum(num for cause, num in by_cause if cause in ("evicted", "component"))
+        return max(0, one.num_prompt_tokens - start), num_evicted
 
     def of_request(self, request_id: str) -> Json | None:
         """The explanation of one request, without texts, for the answer to its client; None if it
@@ -307,6 +302,14 @@ class Misses:
             "exact": is_exact,
             "causes": causes,
         }
+
+
+def _by_cause(start: int, missed: Iterable[Missed]) -> Iterator[tuple[str, int]]:
+    """How many of the tokens from `start` on were missed for each cause, in order."""
+    for end, cause, _ in missed:
+        if end > start:
+            yield cause, end - start
+            start = end
 
 
 _NOT_IN_TREE = frozenset(("new", "differs", "evicted", "expired", "flushed"))

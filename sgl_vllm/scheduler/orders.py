@@ -49,8 +49,7 @@ def least_attained_service(rows: Rows, nodes: Nodes) -> Keys:
     Within each group, the conversation with the fewest computed tokens goes first. Token counts are
     compared in powers of two; ties go by longest cached prefix.
     """
-    is_cold = 2 * rows["matched"] < rows["tokens"]
-    rank = is_cold * (1 + rows["is_agent"].astype(np.int64))
+    rank = rows.is_cold * (1 + rows["is_agent"].astype(np.int64))
     served = np.frexp(rows["served"])[1].astype(np.int64)
     keys = (_best_of_group(rows["fork_group"], key, np.minimum) for key in (rank, served))
     return [*keys, *longest_prefix_match(rows, nodes)]

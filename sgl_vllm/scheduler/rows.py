@@ -66,6 +66,11 @@ class Rows:
         """A copy of one column, of shape (number of rows,)."""
         return self._columns[name].take(self.slots)
 
+    @property
+    def is_cold(self) -> NDArray[np.bool_]:
+        """Whether less than half of each request is cached."""
+        return 2 * self["matched"] < self["tokens"]
+
 
 class WaitingRows(Generic[Item]):
     """The rows of waiting and of popped requests.
@@ -216,7 +221,7 @@ class WaitingRows(Generic[Item]):
         self._nodes[slot] = match.node
 
     def nodes_of(self, items: Iterable[Item]) -> set[Node]:
-        """The nodes that those of `items` match that wait."""
+        """The nodes that the waiting requests of `items` match."""
         slots = [self._slots[item] for item in items if item in self._slots]
         return {node for node in self._nodes[slots].tolist() if node is not None}
 
@@ -226,7 +231,7 @@ class WaitingRows(Generic[Item]):
         return Match(int(self._columns["matched"][slot]), self._nodes[slot])
 
     def is_agent(self, item: Item) -> bool:
-        """Whether a waiting or popped item is an agent's."""
+        """Whether a waiting or popped item belongs to an agent, and may be held back."""
         return bool(self._columns["is_agent"][self._slot_of(item)])
 
     def arrival_s_of(self, item: Item) -> float:
@@ -241,9 +246,9 @@ class WaitingRows(Generic[Item]):
         after this time, except readmissions."""
         slots = np.array([self._slots[one] for one in items if one in self._slots], dtype=np.int64)
         rows = Rows(self._columns, slots)
-        is_cold = rows["is_agent"] & (2 * rows["matched"] < rows["tokens"])
-        is_cold &= (rows["arrival_s"] > arrived_after_s) & (rows["arrival"] >= 0)
-        return set(self._items[slots[is_cold]].tolist())
+        is_chosen = rows["is_agent"] & rows.is_cold
+        is_chosen &= (rows["arrival_s"] > arrived_after_s) & (rows["arrival"] >= 0)
+        return set(self._items[slots[is_chosen]].tolist())
 
     def next_tokens_key_of(self, item: Item) -> int:
         """Stands for the next tokens of a waiting item; `NO_GROUP` if they are unknown."""
