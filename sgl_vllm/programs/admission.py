@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from sgl_vllm.counters import counter, gauge, highest
 from sgl_vllm.lru_per_tenant import get_or_make
-from sgl_vllm.programs.continuations import MAX_TENANTS, Context
+from sgl_vllm.programs.continuations import MAX_TENANTS
 from sgl_vllm.radix.node import Match
 
 if TYPE_CHECKING:
@@ -196,13 +196,10 @@ class Admission:
             return False
         if self._num_expected_blocks is None:
             self._num_expected_blocks = self._programs.num_expected_blocks()
-        num_kept, block_size = self._num_expected_blocks, self._radix.block_size
-        context = match.node.context if match.node is not None else None
-        if isinstance(context, Context):  # it continues this one itself
-            num_kept -= context.num_own_blocks(block_size)
+        block_size = self._radix.block_size
         num_needed = -(-(request.num_tokens - match.num_tokens) // block_size)
         num_free_tokens = self._radix.groups.tokens_in(self._radix.block_pool.get_num_free_blocks())
-        return (num_needed + max(0, num_kept)) * block_size > num_free_tokens
+        return (num_needed + self._num_expected_blocks) * block_size > num_free_tokens
 
     def admitted(
         self, request: Request, tenant: Hashable, num_cached: int, waited_s: float

@@ -10,9 +10,7 @@ import pytest
 
 from sgl_vllm.programs import admission
 from sgl_vllm.programs.admission import HOLD_PER_WAIT, Admission
-from sgl_vllm.programs.continuations import Context
-from sgl_vllm.radix.node import Match, Node
-from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.node import Match
 
 SIZE = 10
 CACHE = 100 * SIZE
@@ -67,8 +65,8 @@ class Engine:
         self.admission.admitted(request, tenant, 0, wait_s)
         self.admission.step_starts()
 
-    def must_wait(self, request: Any, num_cached: int = 0, node: Node | None = None) -> bool:
-        return self.admission.hold_s > 0 and self.admission.waits(request, Match(num_cached, node))
+    def must_wait(self, request: Any, num_cached: int = 0) -> bool:
+        return self.admission.hold_s > 0 and self.admission.waits(request, Match(num_cached, None))
 
 
 @pytest.fixture(autouse=True)
@@ -93,14 +91,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 )
 def test_what_does_not_fit_beside_the_expected_contexts_waits(engine, request_, num_cached, waits):
     assert Engine(**engine).must_wait(request_, num_cached) == waits
-
-
-def test_what_is_left_of_its_own_context_makes_no_request_wait() -> None:
-    root = Node(None, 0, b"", [], 0)
-    node = Node(root, 0, pack(range(300)), list(range(30)), 0)
-    node.context = Context(node, own_start=0, kinds=(), ended_s=0.0, expected_until_s=200.0)
-    assert not Engine().must_wait(Request(1000), 300, node)
-    assert Engine().must_wait(Request(1001), 300, node)
 
 
 def test_the_cache_is_asked_once_per_step_and_only_if_it_matters() -> None:
