@@ -108,11 +108,11 @@ def _notes(shown: list[Result], height: float) -> Iterator[str]:
 
     machines = each(one.machine for one in shown)
     versions = each(one.versions["vllm"] for one in shown)
-    dates = each(one.date[:10] for one in shown)
+    days = sorted({one.date[:10] for one in shown})
     rounds = each(str(one.num_rounds) for one in shown)
     notes = (
         f"Measured on {machines}.",
-        f"vLLM {versions}, {dates}. Not measured on a GPU.",
+        f"vLLM {versions}, {days[0]} to {days[-1]}. Not measured on a GPU.",
         f"Medians of {rounds} alternating rounds; the line goes from the lowest to the highest "
         "round. 4M, 33M: parameters of the model.",
     )
