@@ -191,10 +191,10 @@ class Options:
         "auto",
         "Whether agents take turns while their contexts do not fit into the cache together.",
         choices=lambda: {
-            "auto": "while agents compute more tokens again than for the first time",
+            "auto": "while agents recompute more evicted tokens than they compute new ones",
             "off": "never",
         },
-        page="scheduling.md",
+        page="scheduling.md#agents-that-do-not-fit-into-the-cache-together",
     )
     schedule_max_overtakes: int = option(
         1000,
@@ -206,13 +206,14 @@ class Options:
         0.05,
         "Admit a request next once the later requests admitted before it cost this share of the "
         "backlog, and at least 512 tokens. The backlog is the largest number of tokens that "
-        "waiting requests needed at any time of its wait: of 100,000, a share of 0.05 is 5,000.",
+        "waiting requests needed at any time of its wait: of 100,000, a share of 0.05 is 5,000. "
+        "Without effect while agents take turns.",
         page="scheduling.md",
     )
     schedule_max_wait_s: float = option(
         0.0,
         "Admit a request next once it has waited this many seconds, in addition to the two limits "
-        "above. 0 means no limit.",
+        "above, and hold back no request for longer. 0 means no limit.",
     )
     schedule_window: int = option(
         1024,

@@ -17,13 +17,16 @@ from sgl_vllm.programs.admission import AdmissionGauges
 from sgl_vllm.routes import SglEndpointPlugin
 
 TURNS = asdict(AdmissionGauges(12, 90_000, 1_204_331, 14.2, hold_s=4.216, again_per_new=1.83))
-NO_TURNS = TURNS | {"held": 0, "holding_s": 0.0, "hold_s": 0.0}
+NO_TURNS = TURNS | {"held": 0, "holding_s": 0.0, "hold_s": 0.0, "again_per_new": 0.31}
+NO_AGENTS = asdict(AdmissionGauges())
 TURNS_IN_WORDS = (
     "agents have taken turns for 14 s: 12 requests held back, for up to 4.2 s each; "
-    "1.8 tokens computed again per new one; 1,204,331 cached tokens read while taking turns, "
+    "1.8 tokens recomputed per new one; 1,204,331 cached tokens read while taking turns, "
     "since start"
 )
 """What commands and the page say of `TURNS`."""
+
+NO_TURNS_IN_WORDS = "agents do not take turns: 0.31 tokens recomputed per new one"
 
 
 def tokens_of(text: str) -> list[int]:

@@ -50,13 +50,18 @@ def tools_in_words(programs: Json) -> str:
 
 
 def turns_in_words(admission: Json) -> str:
-    """For how long agents have taken turns, and what that does; empty if they do not."""
-    if not admission.get("holding_s"):
+    """For how long agents have taken turns, and what that does, or how far they are from it; empty
+    if they have recomputed nothing."""
+    again = admission.get("again_per_new")
+    if not again:
         return ""
+    recomputed = f"{again:.2g} tokens recomputed per new one"
+    if not admission["holding_s"]:
+        return f"agents do not take turns: {recomputed}"
     return (
         f"agents have taken turns for {_duration(admission['holding_s'])}: "
         f"{plural(admission['held'], 'request')} held back, for up to {admission['hold_s']:.2g} s "
-        f"each; {admission['again_per_new']:.2g} tokens computed again per new one; "
+        f"each; {recomputed}; "
         f"{admission['kept_tokens']:,} cached tokens read while taking turns, since start"
     )
 

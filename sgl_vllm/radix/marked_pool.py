@@ -40,10 +40,11 @@ class MarkedBlockPool(BlockPool):
 
     def mark(self, block_ids: Sequence[int], num_tokens: int) -> None:
         """These blocks have entered the tree with a request of `num_tokens`."""
+        blocks = self.blocks
         for block_id in block_ids:
-            block = self.blocks[block_id]
-            if block.block_hash is None:
-                block.set_block_hash(_MARK, num_tokens)
+            block = blocks[block_id]
+            if block._block_hash is None:  # `set_block_hash` takes three times as long
+                block._block_hash, block._block_hash_num_tokens = _MARK, num_tokens
 
     def hash_whole_blocks(self, record: RequestRecord, begin: int, end: int) -> None:
         """Give the whole blocks of tokens `[begin, end)` that have entered the tree vLLM's hashes,

@@ -373,7 +373,7 @@ class RadixBlockPool(MarkedBlockPool):
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Called by vLLM when it reuses the block, or when a connector finds its contents wrong."""
         if not self.is_off:
-            if block.block_hash is None and self.metrics_collector is None:
+            if block._block_hash is None and self.metrics_collector is None:
                 return False  # an empty block, by far the most frequent case
             self.guarded(self.unindex, [block])
         return super()._maybe_evict_cached_block(block)
@@ -388,7 +388,7 @@ class RadixBlockPool(MarkedBlockPool):
             if hash_blocks:
                 self.remove_hashes(block)
             else:
-                block.reset_hash()
+                block._block_hash = block._block_hash_num_tokens = None
             # One that `super().get_new_blocks` reuses has left the queue already.
             if block.ref_cnt == 0 and block.next_free_block is not None:
                 queue.remove(block)

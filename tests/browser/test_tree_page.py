@@ -76,7 +76,7 @@ def test_programs_are_counted_and_a_context_says_what_its_program_is_doing(
 def test_the_chosen_engine_says_how_its_agents_take_turns_while_they_do(serve: Serve) -> None:
     shown = [
         {"programs": {"running": 2}, "admission": one}
-        for one in (fake_engines.NO_TURNS, fake_engines.TURNS)
+        for one in (fake_engines.NO_AGENTS, fake_engines.TURNS)
     ]
     trees = [tree_answer([node(None, 600)], **one) for one in shown]
     tab = serve(*(FakeEngine(tree=tree) for tree in trees))
@@ -87,7 +87,7 @@ def test_the_chosen_engine_says_how_its_agents_take_turns_while_they_do(serve: S
     expect(turns).to_have_text(fake_engines.TURNS_IN_WORDS.capitalize())
     trees[1]["admission"] = fake_engines.NO_TURNS
     tab.refresh()
-    expect(turns).to_be_hidden()
+    expect(turns).to_have_text(fake_engines.NO_TURNS_IN_WORDS.capitalize())
 
 
 # -- what recurrent layers keep --------------------------------------------------------------------

@@ -114,12 +114,14 @@ function drawPrograms() {
   const longest = programs.longest_in_tool_s;
   showText(byId("programs-tools"), longest == null ? null
     : `In tools: ${tools.join(", ") || `up to ${duration(longest)}`}`);
-  showText(byId("programs-turns"), admission?.holding_s ? turnsOf(admission) : null);
+  showText(byId("programs-turns"), admission?.again_per_new ? turnsOf(admission) : null);
 }
 
 function turnsOf({ holding_s: since, held, hold_s: hold, again_per_new: again, kept_tokens: kept }) {
+  const recomputed = `${decimal.format(again)} tokens recomputed per new one`;
+  if (!since) return `Agents do not take turns: ${recomputed}`;
   return `Agents have taken turns for ${duration(since)}: ${plural(held, "request")} held back, `
-    + `for up to ${decimal.format(hold)} s each; ${decimal.format(again)} tokens computed again per new one; `
+    + `for up to ${decimal.format(hold)} s each; ${recomputed}; `
     + `${number(kept)} cached tokens read while taking turns, since start`;
 }
 

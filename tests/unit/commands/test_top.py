@@ -10,7 +10,7 @@ import pytest
 
 from sgl_vllm.commands import cli
 from sgl_vllm.commands.top import Sample, compare, draw
-from tests.fake_engines import NO_TURNS, TURNS, TURNS_IN_WORDS
+from tests.fake_engines import NO_AGENTS, NO_TURNS, NO_TURNS_IN_WORDS, TURNS, TURNS_IN_WORDS
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -93,13 +93,14 @@ def test_servers_with_the_plugin_stock_ones_and_dead_ones_are_in_one_table(serve
     assert "\x1b" not in out
 
 
-def test_a_server_whose_agents_take_turns_has_a_line_about_it(servers, run):
-    for name, admission in (("a:1", TURNS), ("b:2", NO_TURNS), ("c:3", {})):
+def test_a_server_whose_agents_recompute_tokens_says_whether_they_take_turns(servers, run):
+    for name, admission in (("a:1", TURNS), ("b:2", NO_TURNS), ("c:3", NO_AGENTS)):
         servers.stats[name] = httpx.Response(200, json=STATS | {"admission": admission})
     _, out = run("a:1", "b:2", "c:3")
-    assert [line for line in out.splitlines() if "turns" in line] == [f"a:1: {TURNS_IN_WORDS}"]
+    lines = [f"a:1: {TURNS_IN_WORDS}", f"b:2: {NO_TURNS_IN_WORDS}"]
+    assert [line for line in out.splitlines() if "turns" in line] == lines
     _, out = run("a:1", "b:2", "c:3", "--once", "--json")
-    assert [row["admission"] for row in json.loads(out)] == [TURNS, NO_TURNS, {}]
+    assert [row["admission"] for row in json.loads(out)] == [TURNS, NO_TURNS, NO_AGENTS]
 
 
 def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):

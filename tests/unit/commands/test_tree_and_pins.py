@@ -90,7 +90,7 @@ def test_programs_are_above_the_tree_and_contexts_at_their_nodes(sgl_vllm) -> No
     shown["tools"] = []  # the server does not show text
     trees = [
         tree_answer(nodes, programs=shown, admission=one)
-        for one in (fake_engines.TURNS, fake_engines.NO_TURNS)
+        for one in (fake_engines.TURNS, fake_engines.NO_AGENTS)
     ]
     _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree) for tree in trees])
     lines = [" ".join(line.split()) for line in out.splitlines()]

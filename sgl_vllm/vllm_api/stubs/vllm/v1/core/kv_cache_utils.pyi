@@ -15,6 +15,8 @@ class KVCacheBlock:
     ref_cnt: int
     is_null: bool
     next_free_block: KVCacheBlock | None  # [radix]
+    _block_hash: BlockHashWithGroupId | None  # [radix]
+    _block_hash_num_tokens: int | None  # [radix]
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None: ...  # [radix]
