@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray clients versions check reference options counters coverage map pictures screenshots site format release clean distclean
+.PHONY: help install demo test test-slow test-platforms boundscheck unit gpu soak attack ray clients versions next check reference options counters coverage map pictures screenshots site format release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ clients: install  ## run the clients of docs/clients.md and write its table (ins
 
 versions: install  ## the demo and tests/engine on every supported vLLM (1 GB; an hour)
 	@$(IN_ROOT) exec "$(BIN)/python" -m tools.vllm_versions test --write
+
+next: install  ## what another vLLM has moved, by hook: make next VLLM="FOLDER_OR_WHEEL ..."
+	@$(IN_ROOT) exec "$(BIN)/python" -m tools.vllm_contact $(VLLM)
 
 check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .

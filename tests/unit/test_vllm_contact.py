@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from sgl_vllm.vllm_api.vllm_source import VllmSource, installed_source
-from tests.vllm_copies import Edit, copy_of_vllm
+from tests.vllm_copies import Edit, copy_of_vllm, source_of
+from tools.vllm_contact.__main__ import main
 from tools.vllm_contact.contact import Problem, contact_problems
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 POOL = "v1/core/block_pool.py"
 MANAGER = "v1/core/kv_cache_manager.py"
 
@@ -66,19 +65,16 @@ def after_all_changes(tmp_path_factory: pytest.TempPathFactory) -> list[Problem]
     return contact_problems(copy)
 
 
-def test_the_installed_vllm_calls_our_code_as_it_expects():
-    source = installed_source()
-    assert source is not None
-    assert list(map(str, contact_problems(source))) == []
+def test_the_installed_vllm_calls_our_code_as_it_expects(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["vllm_contact", "--json"])
+    status, printed = main(), capsys.readouterr().out
+    assert (status, json.loads(printed)[0]["hooks"]) == (0, [])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("version", ["0.31.0", "0.33.0"])
 def test_so_does_every_other_supported_version(version: str):
-    """Downloads the version's wheel (up to 0.34 GB) the first time."""
-    command = [sys.executable, "-m", "tools.vllm_versions", "source", version]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    source = VllmSource(Path(done.stdout.strip()))
+    source = source_of(version)
     assert f"{source.release[0]}.{source.release[1]}.0" == version
     assert list(map(str, contact_problems(source))) == []
 

@@ -32,25 +32,18 @@ from tools.vllm_contact.ours import FOLDERS, Replacement, Sources, our_classes, 
 @dataclass(frozen=True)
 class Problem:
     """A place where vLLM and our code do not fit: file and line of our function, class or stub,
-    and what differs."""
+    what differs, and the hook: vLLM's module and the path in it."""
 
     where: str
     what: str
+    hook: tuple[str, str]
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+        return f"{self.where}: {self.hook[1]}: {self.what}"
 
 
 def contact_problems(vllm: VllmSource, folders: Mapping[str, Path] = FOLDERS) -> list[Problem]:
-    """Everything in which a vLLM does not fit our code. Takes about 2.5 s of CPU time.
-
-    Args:
-        vllm: the vLLM to check.
-        folders: our packages by name.
-
-    Raises:
-        UnknownTarget: what one of our patches changes cannot be told from the source.
-    """
+    """Everything in which a vLLM does not fit our packages. Takes about 2.5 s of CPU time."""
     gc.disable()  # syntax trees are many objects and no garbage: collecting takes half of the time
     try:
         return [*dict.fromkeys(_all_problems(Sources(vllm, folders)))]
@@ -62,15 +55,20 @@ def _all_problems(sources: Sources) -> Iterator[Problem]:
     entries = read_entries()
     for entry in entries:
         if (problem := problem_of(entry, sources)) is not None:
-            yield Problem(entry.where, f"{entry.path}: {problem}")
+            yield Problem(entry.where, problem, (entry.module, entry.path))
     for module, owner in our_classes(sources):
         for name in sorted(sources.abstract_methods(owner)):
             where = sources.where(module, owner.node)
-            yield Problem(where, f"{owner.name} does not implement {name}")
+            base = sources.vllm_ancestry(owner)[0]
+            what = f"{owner.name} does not implement {name}"
+            yield Problem(where, what, (base.module, base.name))
     found = [*replacements(sources)]
+    modules = {entry.path: entry.module for entry in entries}
     for one in found:
+        path = one.method if one.owner.is_module else f"{one.owner.name}.{one.method}"
         for what in _problems_of(one, sources, entries):
-            yield Problem(one.where, f"{one.name}: {what}")
+            hook = modules.get(path, one.owner.module), path
+            yield Problem(one.where, f"{one.name}: {what}", hook)
     yield from _early_imports([one for one in found if one.owner.is_module], sources)
 
 
@@ -176,4 +174,4 @@ def _early_imports(wrapped: list[Replacement], sources: Sources) -> Iterator[Pro
                 ):
                     importer = f"{path.relative_to(sources.root)}:{node.lineno}"
                     what = f"{one.name}: comes after {importer} has imported {one.method}"
-                    yield Problem(one.where, what)
+                    yield Problem(one.where, what, (one.owner.module, one.method))

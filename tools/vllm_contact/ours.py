@@ -28,12 +28,7 @@ _ADDS = "add_method"
 
 
 class Sources(VllmSource):
-    """Our packages beside one vLLM: a class of ours has its bases there.
-
-    Args:
-        vllm: the vLLM to look into.
-        folders: our packages by name.
-    """
+    """Our packages beside one vLLM: a class of ours has its bases there."""
 
     def __init__(self, vllm: VllmSource, folders: Mapping[str, Path]) -> None:
         super().__init__(vllm.root)
@@ -90,11 +85,6 @@ class Replacement:
         return self.how == _ADDS
 
 
-class UnknownTarget(Exception):
-    """A call of `wrap` or `add_method` that names neither class nor function in a way that can be
-    read from the source. The message says where."""
-
-
 def our_classes(sources: Sources) -> Iterator[tuple[SourceModule, SourceClass]]:
     """Our classes that derive from a class of vLLM's."""
     for module in sources.ours():
@@ -109,7 +99,7 @@ def replacements(sources: Sources) -> Iterator[Replacement]:
     """Every override, wrapper and added method.
 
     Raises:
-        UnknownTarget: what a call of `wrap` or `add_method` changes cannot be told.
+        ValueError: what a call of `wrap` or `add_method` changes cannot be told from the source.
     """
     for module, owner in our_classes(sources):
         yield from _overrides(module, owner, sources)
@@ -141,7 +131,7 @@ class _Patches:
         """The patches below a node, which stands in a class and in a function."""
         for child in ast.iter_child_nodes(node):
             for call, function in self._patch_at(child, owner, scope):
-                yield self._made(call, function, owner, scope)
+                yield from self._made(call, function, owner, scope)
             if isinstance(child, ast.ClassDef):
                 yield from self.inside(child, child, None)
             elif isinstance(child, FUNCTION_TYPES):
@@ -173,15 +163,18 @@ class _Patches:
 
     def _made(
         self, call: ast.Call, ours: Function, owner: ast.ClassDef | None, scope: Function | None
-    ) -> Replacement:
+    ) -> Iterator[Replacement]:
+        """None where the vLLM lacks what is changed: the stubs report that."""
         target, is_bound = self._target(call.args[0], scope)
+        if target is None:
+            return
         name = ast.literal_eval(call.args[1])
         is_method = owner is not None and ours in owner.body
         signature = signature_of(ours, is_method=is_method)
         member = self.sources.member(target, name)
         kind = member.signature.kind if member is not None and member.signature else ""
         num_hidden = int(self._name(call) == "wrap") + int(not is_bound and kind != "staticmethod")
-        return Replacement(
+        yield Replacement(
             self._name(call),
             target,
             name,
@@ -191,27 +184,30 @@ class _Patches:
             self.sources.where(self.module, ours),
         )
 
-    def _target(self, node: ast.expr, scope: Function | None) -> tuple[SourceClass, bool]:
-        """The class or module that is changed, or the class of the live object; and whether the
-        function there is called without its owner as the first argument."""
+    def _target(self, node: ast.expr, scope: Function | None) -> tuple[SourceClass | None, bool]:
+        """The class or module that is changed, or the class of the live object, None if this vLLM
+        lacks it; and whether the function there is called without its owner as the first
+        argument."""
         text = ast.unparse(node)
-        if (found := self._of_vllm(text)) is not None:
-            return found, found.is_module
+        if self._is_vllms(text):
+            found = self._of_vllm(text)
+            return found, found is not None and found.is_module
         for one in [*scope.args.posonlyargs, *scope.args.args] if scope is not None else ():
             if one.arg == text and one.annotation is not None:
-                annotation = ast.unparse(one.annotation).strip("'")
-                found = self._of_vllm(annotation.removesuffix(" | None"))
-                if found is not None:
-                    return found, True
+                name = ast.unparse(one.annotation).strip("'").removesuffix(" | None")
+                if self._is_vllms(name):
+                    return self._of_vllm(name), True
         raise self._unknown(node)
 
+    def _is_vllms(self, name: str) -> bool:
+        origin, _ = self.module.imported.get(name.partition(".")[0], ("", ""))
+        return origin.partition(".")[0] == "vllm"
+
     def _of_vllm(self, name: str) -> SourceClass | None:
-        """The class or module of vLLM's that a name stands for: `Class`, `module`,
+        """The class or module of vLLM's that an imported name stands for: `Class`, `module`,
         `module.Class`."""
         head, _, rest = name.partition(".")
-        origin, imported = self.module.imported.get(head, ("", ""))
-        if origin.partition(".")[0] != "vllm":
-            return None
+        origin, imported = self.module.imported[head]
         module = f"{origin}.{imported}"
         if rest:
             return self.sources.find_class(module, rest)
@@ -231,8 +227,8 @@ class _Patches:
                 return one
         raise self._unknown(node)
 
-    def _unknown(self, node: ast.expr) -> UnknownTarget:
-        return UnknownTarget(
+    def _unknown(self, node: ast.expr) -> ValueError:
+        return ValueError(
             f"{self.sources.where(self.module, node)}: name the class (or annotate the object) and "
             "the method where you patch, so that they can be compared with vLLM"
         )
