@@ -21,6 +21,9 @@ CONFIG_ENV = "SGL_VLLM_CONFIG"
 CONFIG_KEY = "sgl_vllm"
 """The plugin's key in vLLM's `additional_config`, where options travel to the engine's process."""
 
+ROUNDS_KEY = "sgl_vllm_rounds"
+"""Another one, set where the engine has to round what clients are told of cached tokens."""
+
 REMOVED = {
     "approximate_choice": "no choice was measurably better. Leave it out",
     "radix_slot_copy": "no gain of it was ever measured. Leave it out: vLLM copies whole blocks",

@@ -21,6 +21,14 @@ from sgl_vllm.vllm_api.versions import installation_problem
 
 PLUGIN_NAME = "sgl_vllm"
 
+RUST = "with vLLM's Rust frontend"
+HEADLESS = "headless: unless a `vllm serve` with the plugin answers HTTP"
+NOT_SERVED = (
+    "there are no routes under /v1/sgl, no metrics of the plugin, no forced tokens in `usage`, no "
+    "hints from headers and standard fields, and no checks of requests. The engine's parts work, "
+    "and so do the plugin's keys in `vllm_xargs`"
+)
+
 
 class ActivationError(RuntimeError):
     """The plugin was requested but cannot work here. The message says what to do."""
@@ -87,6 +95,11 @@ def check(args: argparse.Namespace) -> None:
         return
     require_installation()
     require_no_scheduler(getattr(args, "scheduler_cls", None))
+    if options.tenant_from != "none" and other_frontend(args) == RUST:
+        raise ActivationError(
+            f"tenant_from={options.tenant_from} has no effect with VLLM_USE_RUST_FRONTEND: tenants "
+            "would share cached prompts. Leave it out, and set `cache_salt` in every request"
+        )
     if options.cached_tokens_in_usage and hasattr(args, "enable_prompt_tokens_details"):
         args.enable_prompt_tokens_details = True
 
@@ -151,6 +164,16 @@ def serves_this_machine_only(args: argparse.Namespace) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def other_frontend(args: argparse.Namespace) -> str | None:
+    """`RUST` or `HEADLESS` if the process that these flags start has none of the plugin's routes;
+    None if it has."""
+    if getattr(args, "subparser", None) != "serve" or getattr(args, "grpc", False):
+        return None
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
+        return RUST
+    return HEADLESS if getattr(args, "headless", False) else None
 
 
 def requested_options(

@@ -31,6 +31,7 @@ nothing:
 from __future__ import annotations
 
 import argparse
+import copy
 import logging
 import os
 import weakref
@@ -40,7 +41,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sgl_vllm import flags
-from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.config import CONFIG_KEY, ROUNDS_KEY, Options
 from sgl_vllm.flags import PLUGIN_NAME, ActivationError
 from sgl_vllm.vllm_api.patching import add_method, wrap
 from sgl_vllm.vllm_api.probe import missing_hooks
@@ -75,6 +76,9 @@ _CLI_OPTIONS = "_sgl_vllm_cli_options"
 
 _IS_PRIVATE = "_sgl_vllm_is_private"
 """Attribute of an `EngineArgs`: `flags.serves_this_machine_only`."""
+
+_FRONTEND = "_sgl_vllm_frontend"
+"""Attribute of an `EngineArgs`: `flags.other_frontend`."""
 
 _RANK_ROUTER = "_sgl_vllm_rank_router"
 """Attribute of a client of data-parallel engines: its `RankRouter`, or None."""
@@ -170,6 +174,7 @@ def _enable_envs_cache(original: Callable[[], None]) -> None:
         engine.request_block_hasher = control.block_hasher(engine.request_block_hasher)
         control.prepare_workers(engine.model_executor.collective_rpc)
         control.check_before_serving(engine)
+        control.round_hits()
         control.time_steps(engine)
 
 
@@ -188,12 +193,13 @@ def _add_cli_args(
 def _parse_args(
     original: Callable[..., argparse.Namespace],
     parser: argparse.ArgumentParser,
-    *args: Any,
-    **kwargs: Any,
+    args: list[str] | None = None,
+    namespace: argparse.Namespace | None = None,
 ) -> argparse.Namespace:
     """Bad flags end the process here, before vLLM looks at the model."""
-    parsed = original(parser, *args, **kwargs)
-    if hasattr(parsed, "plugin"):
+    parsed = original(parser, args, namespace)
+    # vLLM parses [] for the defaults, and gives the Rust frontend only what differs from them.
+    if hasattr(parsed, "plugin") and args != []:
         flags.refuse_early(parser, parsed)
     return parsed
 
@@ -203,6 +209,7 @@ def _from_cli_args(
 ) -> EngineArgs:
     engine_args = original(cls, args)
     vars(engine_args)[_IS_PRIVATE] = flags.serves_this_machine_only(args)
+    vars(engine_args)[_FRONTEND] = flags.other_frontend(args)
     given = flags.given_options(args)
     if given is not None:
         vars(engine_args)[_CLI_OPTIONS] = given
@@ -238,10 +245,17 @@ def _create_engine_config(
     scheduler_config.scheduler_cls = "sgl_vllm.scheduler.scheduler." + (
         "SglAsyncScheduler" if scheduler_config.async_scheduling else "SglScheduler"
     )
+    frontend = vars(engine_args).get(_FRONTEND)
     vllm_config.additional_config = {
         **(vllm_config.additional_config or {}),
         CONFIG_KEY: options.to_mapping(),
+        **({} if frontend is None else {ROUNDS_KEY: True}),
     }
+    if frontend is not None:
+        logger.warning("sgl-vllm: %s, %s", frontend, flags.NOT_SERVED)
+    if frontend == flags.RUST:  # it asks for this backend in every request, whatever the flags say
+        held = copy.copy(vllm_config.structured_outputs_config)
+        held.backend, vllm_config.structured_outputs_config = "guidance", held
     if options.rank_routing and vllm_config.parallel_config.data_parallel_size > 1:
         _route_ranks_by_prefix()
     return vllm_config

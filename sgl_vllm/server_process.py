@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any  # Any: options as JSON
+from typing import Any, Self  # Any: options as JSON
 
 import httpx
 
@@ -138,7 +138,7 @@ class VllmServer:
             defaults |= CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
         self.environment = {**defaults, **os.environ, **(env or {})}
 
-    def __enter__(self) -> VllmServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

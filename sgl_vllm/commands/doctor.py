@@ -11,6 +11,7 @@ import json
 import platform
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Annotated
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sgl_vllm import __version__
+from sgl_vllm import __version__, flags
 from sgl_vllm.commands import doctor_model
 from sgl_vllm.commands.arguments import SERVE_FLAGS, PrintsJson, argument, check_model_first, flag
 from sgl_vllm.commands.terminal import Misused
@@ -147,6 +148,8 @@ def examine() -> Report:
     else:
         if message := versions.unsupported_message(vllm):
             notes.append(message)
+        if frontend := flags.other_frontend(Namespace(subparser="serve")):
+            notes.append(f"VLLM_USE_RUST_FRONTEND is set: {frontend}, {flags.NOT_SERVED}.")
         lacking = {name: ", ".join(missing_hooks(name)) for name in PARTS}
         parts += [
             Part(name, not missing, f"this vLLM lacks {missing}" if missing else "")

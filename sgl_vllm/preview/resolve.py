@@ -31,6 +31,7 @@ def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
         with contextlib.redirect_stderr(printed):
             parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
             parsed = parser.parse_args(["--plugin", PLUGIN_NAME, "--model", model, *flags])
+            parsed.subparser = "serve"
     except SystemExit:
         _, _, message = printed.getvalue().rpartition("error: ")
         raise Refused(" ".join(message.split())) from None

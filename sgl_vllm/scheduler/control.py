@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any  # Any: JSON
 
 from vllm.logger import init_logger
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.request import Request
 
 from sgl_vllm.approximate import copies as turned_copies
-from sgl_vllm.config import Options
+from sgl_vllm.config import ROUNDS_KEY, Options
 from sgl_vllm.jump import forced_rows, full_graphs
 from sgl_vllm.part import BY_OPTION
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
@@ -27,6 +29,8 @@ from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.scheduler.step_times import StepTimer
 from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.version import __version__
+from sgl_vllm.vllm_api.patching import wrap
+from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -236,6 +240,22 @@ class EngineControl:
         self._steps.forward_passes = 0
         self._bitmasks.masked_steps, self._bitmasks.mask_s = 0, 0.0
         log_states(self._parts)
+
+    def round_hits(self) -> None:
+        """Do here what `routes/incoming.py` does in a frontend of the plugin, if there is none."""
+        radix, config = self._parts.radix, self._vllm_config.additional_config or {}
+        is_due = ROUNDS_KEY in config and not self._options.tells_exactly
+        if radix is None or not is_due or missing_hooks("usage"):
+            return
+
+        @wrap(Request, "take_prefill_stats")
+        def take_rounded(
+            original: Callable[[Request], PrefillStats | None], request: Request
+        ) -> PrefillStats | None:
+            told = original(request)
+            if told is not None and not request.cache_salt:
+                told.num_cached_tokens -= told.num_cached_tokens % radix.block_size
+            return told
 
     def time_steps(self, engine: EngineCore) -> None:
         """From now on, time the parts of the engine's steps, and count its passes by graph if vLLM

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -179,3 +180,11 @@ def test_beside_external_launcher_every_part_is_off_and_says_why(start, monkeypa
     assert set(states.values()) == {"with external_launcher, each rank has a scheduler of its own"}
     (answer,) = engine.run([Ask(list(range(20, 60)), SamplingParams(max_tokens=3))])
     assert len(answer.outputs[0].token_ids) == 3
+
+
+def test_vllm_gets_its_own_defaults_when_it_asks_for_them(monkeypatch):
+    """What differs from them is all that it gives to its Rust frontend."""
+    monkeypatch.setenv("VLLM_PLUGINS", "sgl_vllm")
+    parser = make_arg_parser(FlexibleArgumentParser())
+    assert parser.parse_args(["--model", MODEL]).enable_prompt_tokens_details
+    assert not parser.parse_args([]).enable_prompt_tokens_details

@@ -170,3 +170,24 @@ def test_numbers_are_exact_by_default_where_all_clients_are_on_this_machine(
         given = flags.given_options(args)
         options = flags.requested_options(given, args.additional_config, is_private=is_private)
         assert options is not None and options.tells_exactly is expected
+
+
+@pytest.mark.parametrize(
+    ("rust", "flag", "frontend"),
+    [
+        ("1", "headless", flags.RUST),  # `vllm-rs serve`, if its user says so
+        ("0", "headless", flags.HEADLESS),
+        ("0", "", None),
+        ("1", "grpc", None),
+    ],
+)
+def test_a_frontend_without_the_plugin_is_noticed(rust, flag, frontend, monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", rust)
+    assert flags.other_frontend(argparse.Namespace(subparser="serve", **{flag: True})) == frontend
+
+
+def test_tenants_are_refused_where_nothing_reads_their_names(serve, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    serve.set_defaults(subparser="serve")
+    printed = refusal(serve, [*ON, "--plugin-config", "tenant_from=api_key"], capsys)
+    assert printed.startswith("tenant_from=api_key has no effect with VLLM_USE_RUST_FRONTEND: ")

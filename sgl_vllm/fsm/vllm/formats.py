@@ -149,8 +149,8 @@ def _as_xgrammar_reads_it(
 def _parsed(spec: str) -> Any:
     try:
         return json.loads(spec)
-    except RecursionError:
-        raise UnsupportedSchemaError("the format is nested too deeply") from None
+    except (RecursionError, ValueError):  # no JSON comes only from frontends that do not look
+        raise UnsupportedSchemaError("the format is nested too deeply, or not JSON") from None
 
 
 def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
