@@ -22,7 +22,7 @@ CONFIG_KEY = "sgl_vllm"
 """The plugin's key in vLLM's `additional_config`, where options travel to the engine's process."""
 
 ROUNDS_KEY = "sgl_vllm_rounds"
-"""Another one, set where the engine has to round what clients are told of cached tokens."""
+"""Another key there, set if the engine has to round the cached tokens that clients are told."""
 
 REMOVED = {
     "approximate_choice": "no choice was measurably better. Leave it out",

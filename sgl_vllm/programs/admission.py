@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.manager import RadixKVCacheManager
 
 BEGIN_RATIO, END_RATIO = 1.0, 0.5
-"""Turns start when agents compute more tokens again than for the first time, and stop at half that
-ratio."""
+"""Turns start when agents recompute more tokens than they compute for the first time, and stop at
+half that ratio."""
 
 WINDOW_CACHES = 2
 """Tokens computed this many caches ago count a third as much as those computed now."""
@@ -126,7 +126,7 @@ class Recomputation:
 
     @property
     def ratio(self) -> float:
-        """Tokens computed again per token computed for the first time."""
+        """Recomputed tokens per token computed for the first time."""
         return self._num_again / max(self._num_first, MIN_SHARE * self._num_cache_tokens)
 
 
@@ -134,10 +134,10 @@ class Admission:
     """Decides which requests wait because what they compute would evict contexts that will be
     continued soon.
 
-    Requests are held back while the agents of any tenant compute more tokens again than for the
-    first time. A request is not held back if at least half of it is cached, if it is no agent's
-    (`programs.py`), after a preemption, or for more than `hold_s` seconds. Times are seconds on the
-    monotonic clock.
+    Requests are held back while the agents of any tenant recompute more tokens than they compute
+    for the first time. A request is not held back if at least half of it is cached, if it is no
+    agent's (`programs.py`), after a preemption, or for more than `hold_s` seconds. Times are
+    seconds on the monotonic clock.
 
     Cost: O(expected contexts) in a step that looks at an agent's evicted context, and about 3 us
     for each request that such a step checks, at most `MAX_HELD_PER_STEP` that are held back.

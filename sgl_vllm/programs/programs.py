@@ -40,15 +40,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.sgl_vllm.radix")
 
 OPENING_TOKENS = 128
-"""A first request that begins with so many tokens of agents' prompts is an agent's, too: they share
-system prompt and tools. Longer than what chat templates begin all prompts with."""
+"""The first request of a conversation counts as an agent's if it starts with this many tokens of
+agents' prompts, because agents share a system prompt and tools. Chat templates start all prompts
+with fewer tokens."""
 
 MIN_AGENT_STEPS = 4
 """Once so many requests that begin with the same tokens were agents' and none since was a person's,
 these tokens are an agent's opening."""
 
 MAX_OPENINGS = 64
-"""So many openings are remembered."""
+"""At most this many openings are remembered."""
 
 _OPENING_BYTES = OPENING_TOKENS * TOKEN_BYTES
 

@@ -69,8 +69,8 @@ class OrderCounters:
         unit="times",
     )
     held_for_contexts: int = counter(
-        "Requests that were checked and held back, because they would have evicted contexts that "
-        "were expected to be continued soon. Of each step, the first 16.",
+        "Requests held back because admitting them would have evicted contexts that were expected "
+        "to be continued soon. At most 16 are counted per step.",
         unit="requests",
     )
 
@@ -315,7 +315,7 @@ class CacheAwareQueue(RequestQueue, StepHooks):
         if self.sharing is not None and self._guard.run(self.sharing.waits_for_leader, request):
             self.counters.held_back += 1
             return True
-        # One ahead of time is admitted only if no other waits.
+        # A request sent ahead of time is admitted only if no other request waits.
         return bool(self._held) and hints_of(request).is_ahead
 
     def _waits_for_contexts(self, request: Request) -> bool:

@@ -70,7 +70,7 @@ class Upgrade:
         return file, lines[:start], lines[start : node.end_lineno], lines[node.end_lineno :]
 
     def _sub(self, module: str, name: str, pattern: str, new: str) -> bool:
-        """Replaces in the source of one class or function. Whether the pattern was there."""
+        """Replace a pattern in one class or function. Returns whether it was there."""
         path, before, lines, after = self._cut(module, name)
         text, number = re.subn(pattern, new, "".join(lines), flags=re.MULTILINE)
         self.texts[path] = "".join([*before, text, *after])

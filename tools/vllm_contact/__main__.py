@@ -1,4 +1,4 @@
-"""What of a vLLM no longer fits the plugin, by hook: who uses it here, and where it is likely now.
+"""List the hooks that no longer fit a vLLM, our files that use them, and the likely new places.
 
 A hook is a name of vLLM's that the plugin uses, overrides or wraps. Only source is read. A missing
 hook is looked for by its name, by its body in the installed vLLM, and by the most similar body; if
@@ -57,7 +57,7 @@ class Moved:
 
 
 def moved_hooks(vllm: VllmSource) -> list[Moved]:
-    """What of a vLLM does not fit, in the order of its parts."""
+    """The hooks that do not fit a vLLM, sorted by part."""
     parts_of = {(entry.module, entry.path): entry.parts for entry in read_entries()}
     problems: dict[tuple[str, str], list[str]] = {}
     for problem in contact_problems(vllm):
@@ -90,7 +90,7 @@ def _uses(module: str, path: str) -> tuple[str, ...]:
 
 
 def report(name: str, vllm: VllmSource, moved: list[Moved]) -> Iterator[str]:
-    """A heading, a paragraph for each hook by part, and the counts."""
+    """Yield a heading, one paragraph per hook grouped by part, and the counts."""
     is_known = vllm.release != UNKNOWN_RELEASE
     yield f"# vLLM {'.'.join(map(str, vllm.release)) if is_known else '(no version)'}: {name}"
     for parts, hooks in itertools.groupby(moved, key=lambda one: one.parts):

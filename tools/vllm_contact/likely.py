@@ -109,8 +109,8 @@ class Search:
                     yield score, commonpath(modules).count("/"), other.place(why)
 
     def _like_attributes(self, module: str, path: str) -> Iterator[tuple[float, int, Place]]:
-        """New attributes of the class, by the lines that use them; else the same name in a class of
-        the module that lacked it."""
+        """Find a renamed attribute: new attributes of the class that are used in similar lines, and
+        classes of the module that did not have this name before."""
         owner, _, name = path.rpartition(".")
         before, after = (vllm.find_class(module, owner) for vllm in (self.before, self.after))
         if before is None or after is None:

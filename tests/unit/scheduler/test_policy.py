@@ -52,7 +52,7 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         {name: ({"num_served": n}, 0) for name, n in zip("abcd", (9000, 40, 0, 600), strict=True)},
         "cbda",
     ),
-    "of those that have had about as much, the longest prefix": (
+    "among conversations with about as many computed tokens, the longest prefix": (
         "agents take turns",
         {
             "a": ({"num_served": 520}, 60),
@@ -70,7 +70,7 @@ WAITING: dict[str, tuple[str, dict[str, tuple[dict[str, Any], int]], str]] = {
         },
         "bca",
     ),
-    "a fork group has the place of its program that has had the least": (
+    "a fork group goes where its conversation with the fewest computed tokens goes": (
         "agents take turns",
         {
             "a": ({"num_served": 500}, 0),
