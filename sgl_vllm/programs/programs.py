@@ -88,16 +88,14 @@ class _Member:
             own.
         hints: what its client says of what follows.
         is_continuation: whether it continues the context of an earlier request.
-        is_agent: see `Standing`.
-        num_served: the tokens that were computed for the requests that it continues.
+        standing: where it stands in its program.
         dropped: last tokens of its conversation's answers that the next prompt leaves out.
     """
 
     program: Hashable
     hints: Hints = NO_HINTS
     is_continuation: bool = False
-    is_agent: bool = False
-    num_served: int = 0
+    standing: Standing = UNKNOWN
     dropped: frozenset[Hashable] = frozenset()
 
     def kinds_of_end(self, last: tuple[int, ...]) -> list[Hashable]:
@@ -137,16 +135,16 @@ class Programs(StepHooks):
             member.dropped = node.context.origin.dropped_before(record.tokens, num_cached)
         now_s = time.monotonic()
         context = self._continuations.arrived(record.namespace, record.tokens, now_s)
-        if context is not None:
-            member.is_continuation, member.num_served = True, context.origin.num_served
-            member.is_agent = context.is_agents(now_s)
         opening = _Opening(record.namespace, record.tokens[:_OPENING_BYTES])
         num_steps = self._agent_openings.get(opening) or 0
         if context is None:
-            member.is_agent = num_steps >= MIN_AGENT_STEPS
+            member.standing = Standing(is_agent=num_steps >= MIN_AGENT_STEPS)
         else:
-            self._agent_openings.put(opening, num_steps + 1 if member.is_agent else 0)
-        return Standing(member.num_served, member.is_agent)
+            member.is_continuation = True
+            member.standing = Standing(context.origin.num_served, context.is_agents(now_s))
+            is_agent = member.standing.is_agent
+            self._agent_openings.put(opening, num_steps + 1 if is_agent else 0)
+        return member.standing
 
     def step_starts(self) -> None:
         """A step begins, which may evict what ended requests have left."""
@@ -185,8 +183,8 @@ class Programs(StepHooks):
                     member.program,
                     hints.next_tool,
                     member.is_continuation,
-                    member.is_agent,
-                    member.num_served + left.num_computed,
+                    member.standing.is_agent,
+                    member.standing.num_served + left.num_computed,
                     Answer(num_prompt, first, left.last),
                     member.dropped,
                 ),
