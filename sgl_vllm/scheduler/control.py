@@ -85,7 +85,9 @@ class EngineControl:
         self._vllm_config = vllm_config
         self._steps = steps
         self._bitmasks = bitmasks
-        self._timer: StepTimer | None = None
+        observability = getattr(vllm_config, "observability_config", None)
+        counts_graphs = bool(getattr(observability, "cudagraph_metrics", False))
+        self.timer = StepTimer(counts_graphs=counts_graphs)
         self.checked: CheckReport | None = None
         """What the self-check has found, if one has run."""
 
@@ -99,8 +101,8 @@ class EngineControl:
             version=__version__,
             parts=parts.states(),
             steps=copy.copy(self._steps),
-            times=self._timer.times if self._timer is not None else None,
-            graphs=self._timer.graphs if self._timer is not None else None,
+            times=self.timer.times,
+            graphs=self.timer.graphs,
             fsm=parts.grammars.counters if parts.grammars is not None else None,
             structured_output=copy.copy(self._bitmasks),
             **sections,
@@ -258,11 +260,9 @@ class EngineControl:
             return told
 
     def time_steps(self, engine: EngineCore) -> None:
-        """From now on, time the parts of the engine's steps, and count its passes by graph if vLLM
-        tells it."""
-        observability = getattr(self._vllm_config, "observability_config", None)
-        counts_graphs = bool(getattr(observability, "cudagraph_metrics", False))
-        self._timer = StepTimer(engine, counts_graphs=counts_graphs)
+        """From now on, time all parts of the engine's steps."""
+        self.timer.begin()
+        self.timer.time_executor(engine.model_executor)
 
     def block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
         """The hasher for the blocks of new requests, instead of vLLM's `stock` hasher."""

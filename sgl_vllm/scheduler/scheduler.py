@@ -49,6 +49,7 @@ from sgl_vllm.radix.request_record import is_first_admission
 from sgl_vllm.scheduler.assembly import build_parts
 from sgl_vllm.scheduler.control import EngineControl
 from sgl_vllm.scheduler.stats import BitmaskCounters, StepCounters
+from sgl_vllm.scheduler.step_times import TimedScheduler
 from sgl_vllm.step_hooks import StepHooks
 
 
@@ -75,6 +76,7 @@ class SglSchedulerMixin(Scheduler):
         self._steps = StepCounters()
         self._bitmasks = BitmaskCounters()
         self.sgl_vllm = EngineControl(self.parts, options, vllm_config, self._steps, self._bitmasks)
+        self.step_timer = self.sgl_vllm.timer
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -219,9 +221,9 @@ class SglSchedulerMixin(Scheduler):
         return num_new_tokens
 
 
-class SglScheduler(SglSchedulerMixin):
+class SglScheduler(TimedScheduler, SglSchedulerMixin):
     """Over vLLM's synchronous scheduler."""
 
 
-class SglAsyncScheduler(SglSchedulerMixin, AsyncScheduler):
+class SglAsyncScheduler(TimedScheduler, SglSchedulerMixin, AsyncScheduler):
     """Over vLLM's asynchronous scheduler, the default on GPUs."""

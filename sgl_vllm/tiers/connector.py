@@ -73,7 +73,7 @@ class Tiers(StepHooks):
     to be computed, as its logits are the first score.
 
     Args:
-        connector: the scheduler's. Three of its methods are replaced in place, so every reference
+        connector: the scheduler's. Two of its methods are replaced in place, so every reference
             to it stays valid.
         radix: its counters count.
     """
@@ -86,7 +86,6 @@ class Tiers(StepHooks):
         self._connector = connector
         wrap(connector, "get_num_new_matched_tokens")(self._ask)
         wrap(connector, "update_state_after_alloc")(self._allocated)
-        wrap(connector, "update_connector_output")(self._output)
         self._answers: WeakKeyDictionary[Request, _Answer] = WeakKeyDictionary()
         """By waiting request."""
         self._loads: dict[str, tuple[int, float]] = {}
@@ -165,14 +164,6 @@ class Tiers(StepHooks):
             for tier, num_tokens in sources.items():
                 counters.record_tier_hit(tier.value, num_tokens)
 
-    def _output(
-        self,
-        original: Callable[[KVConnectorOutput], None],
-        connector_output: KVConnectorOutput,
-    ) -> None:
-        original(connector_output)
-        self._guard.run(self._measure_loads, connector_output)
-
     def _measure_loads(self, output: KVConnectorOutput) -> None:
         now = time.perf_counter()
         has_failed = bool(output.invalid_block_ids or output.failed_recving)
@@ -198,6 +189,8 @@ class Tiers(StepHooks):
         requests: Mapping[str, Request],
     ) -> None:
         """A pass ends. It began when it was scheduled, or when the previous pass ended."""
+        if sampled.kv_connector_output is not None:
+            self._guard.run(self._measure_loads, sampled.kv_connector_output)
         now = time.perf_counter()
         num_tokens, since = self._passes.pop(id(scheduled), (0, now))
         self._rule.passes.add(num_tokens, now - max(since, self._last_pass_ended))

@@ -37,9 +37,6 @@ class Connector:
     def update_state_after_alloc(self, request, blocks, num_external):
         self.loaded.append(num_external)
 
-    def update_connector_output(self, output):
-        pass
-
 
 class Below:
     """A connector under the rule, and what a scheduler does with it."""
@@ -89,7 +86,7 @@ def test_loads_that_end_well_are_measured():
     failed = SimpleNamespace(finished_recving={"a"}, invalid_block_ids={7}, failed_recving=set())
     for output, num_measured in ((failed, 0), (done, 1)):
         below.admit(Request(200))
-        below.connector.update_connector_output(output)
+        below.tiers.before_update(None, SimpleNamespace(kv_connector_output=output), {})
         assert sum(map(len, below.rule.loads._sizes.values())) == num_measured
 
 

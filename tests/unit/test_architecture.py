@@ -46,6 +46,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.scheduler.scheduler",
     "sgl_vllm.scheduler.sharing",
     "sgl_vllm.scheduler.select",
+    "sgl_vllm.scheduler.step_times",
     "sgl_vllm.scheduler.control",
     "sgl_vllm.jump",
     "sgl_vllm.fsm.vllm",

@@ -11,17 +11,13 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.executor import GrammarExecutor
-from sgl_vllm.fsm.vllm.formats import with_whitespace
 from sgl_vllm.fsm.vllm.resources import bytes_of_tokens
 from sgl_vllm.fsm.warm_up import compile_loops
 from sgl_vllm.part import EngineView, Part
 from sgl_vllm.protocol.quoting import quoted
-from sgl_vllm.protocol.request_keys import COMPACT, WHITESPACE, WHITESPACES
-from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
 
@@ -61,14 +57,10 @@ def install_backend(engine: EngineView, manager: StructuredOutputManager) -> Sgl
         use_automata=PART.name not in engine.off,
         stock="guidance" if stock == "guidance" else "xgrammar",
     )
-    manager.executor = GrammarExecutor(manager.executor, backend)
+    whitespace, at_once = engine.options.json_whitespace, not manager._use_async_grammar_compilation
+    manager.executor = GrammarExecutor(manager.executor, backend, whitespace, at_once=at_once)
+    manager._use_async_grammar_compilation = True  # ask the executor in any case
     logging.getLogger(type(manager).__module__).addFilter(_in_one_line)
-
-    @wrap(manager, "grammar_init")
-    def grammar_init(original: Callable[[Request], None], request: Request) -> None:
-        _name_whitespace(request, engine.options.json_whitespace)
-        original(request)
-
     return backend
 
 
@@ -79,19 +71,6 @@ def _in_one_line(record: logging.LogRecord) -> bool:
         record.msg, record.args = f"{record.getMessage()}: {quoted(str(error))}", ()
         record.exc_info = None
     return True
-
-
-def _name_whitespace(request: Request, default: str) -> None:
-    """Add the request's whitespace, or the server's default, to the key of its format."""
-    structured, params = request.structured_output_request, request.sampling_params
-    if structured is None or params is None or params.structured_outputs is None:
-        return
-    asked = (params.extra_args or {}).get(WHITESPACE)
-    if asked not in [*WHITESPACES]:  # a list cannot be looked up
-        is_compact = params.structured_outputs.disable_any_whitespace
-        asked = COMPACT if is_compact else "" if default == "stock" else default
-    kind, spec = structured.structured_output_key
-    structured.structured_output_key = kind, with_whitespace(spec, asked)
 
 
 def token_bytes_reader(

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.core.sched.scheduler import Scheduler
+
 from sgl_vllm.scheduler import step_times
 from sgl_vllm.scheduler.stats import GraphPasses
 
@@ -19,14 +21,15 @@ class Engine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         monkeypatch.setattr(step_times, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        self.scheduler: Any = SimpleNamespace(
-            schedule=self._taking(1), get_grammar_bitmask=self._taking(2)
-        )
-        self.scheduler.update_from_output = self._taking(4)
+        for name, seconds in (("schedule", 1), ("get_grammar_bitmask", 2)):
+            monkeypatch.setattr(Scheduler, name, self._taking(seconds))
+        monkeypatch.setattr(Scheduler, "update_from_output", self._taking(4))
+        self.scheduler: Any = object.__new__(step_times.TimedScheduler)
         self.model_executor: Any = SimpleNamespace(
             execute_model=self._taking(8), sample_tokens=self._taking(16)
         )
-        self.timer = step_times.StepTimer(self, counts_graphs=True)
+        self.timer = self.scheduler.step_timer = step_times.StepTimer(counts_graphs=True)
+        self.timer.time_executor(self.model_executor)
 
     def _taking(self, seconds: float) -> Any:
         def part(*args: object) -> object:
@@ -55,7 +58,7 @@ def test_asynchronous_steps_wait_before_the_update(engine: Engine) -> None:
     for _ in range(2):
         engine.scheduler.schedule()
         engine.model_executor.execute_model()
-        engine.scheduler.get_grammar_bitmask()
+        engine.scheduler.get_grammar_bitmask("scheduled")
         engine.model_executor.sample_tokens()
         engine.now_s += 32
         engine.update(None)
@@ -67,7 +70,7 @@ def test_asynchronous_steps_wait_before_the_update(engine: Engine) -> None:
 def test_synchronous_steps_wait_before_they_sample(engine: Engine) -> None:
     engine.scheduler.schedule()
     engine.model_executor.execute_model()
-    engine.scheduler.get_grammar_bitmask()
+    engine.scheduler.get_grammar_bitmask("scheduled")
     engine.now_s += 32
     engine.model_executor.sample_tokens()
     engine.update(None)
@@ -81,13 +84,14 @@ def test_passes_are_counted_by_their_graph(engine: Engine) -> None:
     assert engine.timer.graphs == GraphPasses(2, piecewise_graph_passes=1, no_graph_passes=1)
 
 
-def test_what_a_part_returns_and_raises_is_passed_on(engine: Engine) -> None:
-    assert engine.scheduler.schedule("throttled") == ("throttled",)
+def test_what_a_part_returns_and_raises_is_passed_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.scheduler.schedule("throttled") == (engine.scheduler, "throttled")
 
-    def fails() -> None:
+    def fails(scheduler: object) -> None:
         raise ValueError("no")
 
-    engine.scheduler.schedule = fails
-    step_times.StepTimer(engine, counts_graphs=False)
+    monkeypatch.setattr(Scheduler, "schedule", fails)
     with pytest.raises(ValueError, match="no"):
         engine.scheduler.schedule()

@@ -2,7 +2,6 @@
 from concurrent.futures import Executor
 
 from vllm.tokenizers import TokenizerLike
-from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
 class StructuredOutputManager:
@@ -11,5 +10,4 @@ class StructuredOutputManager:
     executor: Executor
     reasoner_cls: type[object] | None
     tokenizer: TokenizerLike
-
-    def grammar_init(self, request: Request) -> None: ...
+    _use_async_grammar_compilation: bool
