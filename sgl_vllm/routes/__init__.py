@@ -35,12 +35,11 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import match, pins, tree
-from sgl_vllm.routes.admission import check_bodies
 from sgl_vllm.routes.bodies import JSON_ONLY, router
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.forced_usage import TallyMiddleware, show_in_usage
-from sgl_vllm.routes.incoming import IncomingRequests, move_segments
+from sgl_vllm.routes.incoming import IncomingRequests, read_bodies
 from sgl_vllm.routes.metrics import MAX_AGE_S, MetricsMiddleware, SglCollector
 from sgl_vllm.routes.standard_hints import read_standard_hints
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
@@ -124,7 +123,8 @@ class SglEndpointPlugin:
             is_exact=options.tells_exactly,
         )
         incoming.attach(engine_client)
-        check_bodies(state.online_renderer)
+        moves_segments = options.approximate_reuse and not missing_hooks("approximate_reuse")
+        read_bodies(state.online_renderer, moves_segments=moves_segments)
         serving = getattr(state, "serving_generative_scoring", None)
         if serving is not None and not missing_hooks("labels"):
             from sgl_vllm.routes.labels import accept_labels
@@ -137,8 +137,6 @@ class SglEndpointPlugin:
         read_standard_hints(state)
         show_in_usage()
         state.sgl_vllm_ending = end_requests_at_shutdown(engine_client)
-        if options.approximate_reuse and not missing_hooks("approximate_reuse"):
-            move_segments(state.online_renderer)
 
 
 def endpoint_plugin() -> SglEndpointPlugin:

@@ -8,7 +8,7 @@ a value.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any  # Any: whatever a field holds; arguments of vLLM's
 
 import msgspec
@@ -16,7 +16,6 @@ from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
@@ -25,7 +24,6 @@ from sgl_vllm.protocol.request_keys import ANY, COMPACT, SCORE_FROM, WHITESPACE,
 from sgl_vllm.protocol.scoring import check_score_from
 from sgl_vllm.protocol.segments import check_reuse
 from sgl_vllm.routes.bodies import is_unicode
-from sgl_vllm.vllm_api.patching import wrap
 
 MAX_ADAPTER_CHARS = 512
 """The longest name of a LoRA adapter."""
@@ -73,24 +71,10 @@ def check_request(request: EngineCoreRequest) -> None:
         )
 
 
-def check_bodies(renderer: OnlineRenderer) -> None:
-    """From now on, check the fields of request bodies that engines do not get."""
-
-    @wrap(renderer, "render_chat")
-    @wrap(renderer, "render_completion")
-    async def render(
-        original: Callable[..., Awaitable[Any]],
-        request: ChatCompletionRequest | CompletionRequest,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        _check_body(request)
-        return await original(request, *args, **kwargs)
-
-
-def _check_body(request: ChatCompletionRequest | CompletionRequest) -> None:
-    """Refuse `SCORE_FROM` with `echo`: vLLM fails on the missing rows of the echoed prompt. Read
-    `disable_any_whitespace` in a `response_format`, where vLLM ignores it."""
+def check_body(request: ChatCompletionRequest | CompletionRequest) -> None:
+    """Check the fields of a body that engines do not get. Refuse `SCORE_FROM` with `echo`: vLLM
+    fails on the missing rows of the echoed prompt. Read `disable_any_whitespace` in a
+    `response_format`, where vLLM ignores it."""
     if getattr(request, "echo", None) and SCORE_FROM in (request.vllm_xargs or ()):
         raise VLLMValidationError(
             f"{SCORE_FROM} cannot be combined with echo, because only log-probabilities from "

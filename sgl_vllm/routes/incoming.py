@@ -1,9 +1,10 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
-Owns six rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
-The tenant decides the `cache_salt` (`tenants.py`). Segments that a chat marks are moved to their
-place in its prompt. The reported number of cached tokens is rounded where it could reveal
-another client's prompt. Forced tokens are counted in `usage` (`forced_usage.py`).
+Owns seven rules. Invalid requests get a 400 (`admission.py`). So do formats that an engine refuses.
+Standard hints are read (`standard_hints.py`). The tenant decides the `cache_salt` (`tenants.py`).
+Segments that a chat marks are moved to their place in its prompt. The reported number of cached
+tokens is rounded where it could reveal another client's prompt. Forced tokens are counted in
+`usage` (`forced_usage.py`).
 
 The rounding: the tree finds prefixes to the token. A client that learns the exact length could
 guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a
@@ -20,6 +21,7 @@ from typing import Any  # Any: arguments of vLLM's
 from weakref import WeakSet
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -29,7 +31,8 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from sgl_vllm.protocol.request_keys import SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 from sgl_vllm.routes import forced_usage
-from sgl_vllm.routes.admission import check_params, check_request
+from sgl_vllm.routes.admission import check_body, check_params, check_request
+from sgl_vllm.routes.standard_hints import read_hints
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -140,30 +143,39 @@ def _refuse(state: RequestState, output: EngineCoreOutput) -> None:
         state.queue.put(InputStreamError(VLLMValidationError(reason)))
 
 
-def move_segments(renderer: OnlineRenderer) -> None:
-    """Move the segments that a chat marks to where they are in its prompt (`protocol/segments.py`),
-    from now on: when vLLM has rendered it, and before it makes a request of it."""
+def read_bodies(renderer: OnlineRenderer, *, moves_segments: bool) -> None:
+    """From now on, check the bodies of chats and completions and read their standard hints, before
+    vLLM renders their prompts. Afterwards, before vLLM makes requests of them, move the segments
+    that a chat marks to where they are in its prompt (`protocol/segments.py`)."""
 
     @wrap(renderer, "render_chat")
-    async def render_chat(
+    @wrap(renderer, "render_completion")
+    async def render(
         original: Callable[..., Awaitable[Any]],
-        request: ChatCompletionRequest,
+        request: ChatCompletionRequest | CompletionRequest,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        check_body(request)
+        read_hints(request, request)
         result = await original(request, *args, **kwargs)
-        extra = request.vllm_xargs
-        if not extra or SEGMENTS not in extra or not isinstance(result, tuple):
-            return result
-        try:
-            intervals = intervals_of(extra[SEGMENTS])
-        except ValueError as error:
-            raise VLLMValidationError(str(error)) from None
-        contents = [
-            message.get("content") if isinstance(message, dict) else None
-            for message in request.messages
-        ]
-        _, (engine_input,) = result
-        marks = marks_in(engine_input.get("prompt"), contents, intervals)
-        request.vllm_xargs = {**extra, SEGMENTS: marks}
+        if moves_segments and isinstance(request, ChatCompletionRequest):
+            _move_segments(request, result)
         return result
+
+
+def _move_segments(request: ChatCompletionRequest, rendered: Any) -> None:
+    extra = request.vllm_xargs
+    if not extra or SEGMENTS not in extra or not isinstance(rendered, tuple):
+        return
+    try:
+        intervals = intervals_of(extra[SEGMENTS])
+    except ValueError as error:
+        raise VLLMValidationError(str(error)) from None
+    contents = [
+        message.get("content") if isinstance(message, dict) else None
+        for message in request.messages
+    ]
+    _, (engine_input,) = rendered
+    marks = marks_in(engine_input.get("prompt"), contents, intervals)
+    request.vllm_xargs = {**extra, SEGMENTS: marks}

@@ -25,6 +25,9 @@ HEADER = "header:"
 _tenant: ContextVar[str | None] = ContextVar("sgl_vllm_tenant", default=None)
 """Of the HTTP request that is being answered."""
 
+current_headers: ContextVar[Headers | None] = ContextVar("sgl_vllm_headers", default=None)
+"""Of the same request."""
+
 
 @dataclass(frozen=True, slots=True)
 class TenantSource:
@@ -64,7 +67,7 @@ def tenants_of(app: FastAPI) -> TenantSource:
 
 
 class TenantMiddleware:
-    """Notes the tenant of each request, for `TenantSource.salt`."""
+    """Notes the tenant and the headers of each request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,9 +75,11 @@ class TenantMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        tenants = tenants_of(scope["app"])
-        token = _tenant.set(tenants.tenant_of(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        token = _tenant.set(tenants_of(scope["app"]).tenant_of(headers))
+        token_of_headers = current_headers.set(headers)
         try:
             await self._app(scope, receive, send)
         finally:
             _tenant.reset(token)
+            current_headers.reset(token_of_headers)

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any  # Any: JSON
 
 from vllm.logger import init_logger
-from vllm.v1.metrics.stats import PrefillStats
-from vllm.v1.request import Request
 
 from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import ROUNDS_KEY, Options
@@ -29,12 +27,11 @@ from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.scheduler.step_times import StepTimer
 from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.version import __version__
-from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
 
     from sgl_vllm.self_check.report import CheckReport
 
@@ -90,6 +87,7 @@ class EngineControl:
         self.timer = StepTimer(counts_graphs=counts_graphs)
         self.checked: CheckReport | None = None
         """What the self-check has found, if one has run."""
+        self._rounds_hits = False
 
     def stats(self) -> EngineStats:
         """Counters of every part. Numbers and reasons only, no text of prompts."""
@@ -194,6 +192,12 @@ class EngineControl:
             for pin_id, pin in (radix.pins.all() if radix is not None else {}).items()
         ]
 
+    def round_hit(self, request: Request) -> None:
+        """Do for an admitted request what `routes/incoming.py` does where the frontend has it."""
+        radix, told = self._parts.radix, getattr(request, "prefill_stats", None)
+        if self._rounds_hits and radix is not None and told is not None and not request.cache_salt:
+            told.num_cached_tokens -= told.num_cached_tokens % radix.block_size
+
     # -- once, when the engine core starts ------------------------------------------------------
 
     def prepare_workers(self, collective_rpc: Callable[..., list[Any]]) -> None:
@@ -244,20 +248,9 @@ class EngineControl:
         log_states(self._parts)
 
     def round_hits(self) -> None:
-        """Do here what `routes/incoming.py` does in a frontend of the plugin, if there is none."""
-        radix, config = self._parts.radix, self._vllm_config.additional_config or {}
-        is_due = ROUNDS_KEY in config and not self._options.tells_exactly
-        if radix is None or not is_due or missing_hooks("usage"):
-            return
-
-        @wrap(Request, "take_prefill_stats")
-        def take_rounded(
-            original: Callable[[Request], PrefillStats | None], request: Request
-        ) -> PrefillStats | None:
-            told = original(request)
-            if told is not None and not request.cache_salt:
-                told.num_cached_tokens -= told.num_cached_tokens % radix.block_size
-            return told
+        """From now on, if the frontend is not the plugin's, `round_hit` has an effect."""
+        has_no_routes = ROUNDS_KEY in (self._vllm_config.additional_config or {})
+        self._rounds_hits = has_no_routes and not self._options.tells_exactly
 
     def time_steps(self, engine: EngineCore) -> None:
         """From now on, time all parts of the engine's steps."""

@@ -116,6 +116,7 @@ class SglSchedulerMixin(Scheduler):
             request, num_tokens = self.requests[name], output.num_scheduled_tokens[name]
             if request.num_computed_tokens - num_tokens < request.num_prompt_tokens:
                 self._prefilling.append(request)
+            self.sgl_vllm.round_hit(request)
         done: list[Request] = []
         left: list[Request] = []
         for request in self._prefilling:

@@ -22,22 +22,18 @@ class GrammarExecutor(Executor):
 
     Args:
         whitespace: the server's default for JSON.
-        at_once: answer every format in the calling thread.
     """
 
-    def __init__(
-        self, threads: Executor, backend: SglBackend, whitespace: str, *, at_once: bool
-    ) -> None:
+    def __init__(self, threads: Executor, backend: SglBackend, whitespace: str) -> None:
         self._threads = threads
         self._backend = backend
         self._whitespace = whitespace
-        self._at_once = at_once
 
     # Any: the signature of `Executor.submit`.
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         structured = args[0].structured_output_request
         _name_whitespace(args[0], structured, self._whitespace)
-        if not (self._at_once or self._backend.knows(*structured.structured_output_key)):
+        if not self._backend.knows(*structured.structured_output_key):
             return self._threads.submit(fn, *args, **kwargs)
         future: Future[Any] = Future()
         try:

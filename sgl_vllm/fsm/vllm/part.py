@@ -57,9 +57,8 @@ def install_backend(engine: EngineView, manager: StructuredOutputManager) -> Sgl
         use_automata=PART.name not in engine.off,
         stock="guidance" if stock == "guidance" else "xgrammar",
     )
-    whitespace, at_once = engine.options.json_whitespace, not manager._use_async_grammar_compilation
-    manager.executor = GrammarExecutor(manager.executor, backend, whitespace, at_once=at_once)
-    manager._use_async_grammar_compilation = True  # ask the executor in any case
+    whitespace = engine.options.json_whitespace
+    manager.executor = GrammarExecutor(manager.executor, backend, whitespace)
     logging.getLogger(type(manager).__module__).addFilter(_in_one_line)
     return backend
 

@@ -16,8 +16,8 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from benchmarks.schedulers import engine_request
-from sgl_vllm.routes.admission import check_bodies, check_params, check_request
-from sgl_vllm.routes.incoming import IncomingRequests
+from sgl_vllm.routes.admission import check_params, check_request
+from sgl_vllm.routes.incoming import IncomingRequests, read_bodies
 from sgl_vllm.routes.tenants import NO_TENANTS
 
 HUGE = "x" * 30_000_000
@@ -143,7 +143,7 @@ class Renderer:
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_scores_cannot_be_combined_with_echo(value: Any, logprobs: int | None) -> None:
     renderer: Any = Renderer()
-    check_bodies(renderer)
+    read_bodies(renderer, moves_segments=False)
     asked = CompletionRequest(
         prompt="a", echo=True, logprobs=logprobs, vllm_xargs={"sgl_score_from": value}
     )
@@ -181,7 +181,7 @@ def test_an_unknown_whitespace_is_refused(value: Any) -> None:
 
 def test_a_response_format_forbids_whitespace_with_true_or_false() -> None:
     renderer: Any = Renderer()
-    check_bodies(renderer)
+    read_bodies(renderer, moves_segments=False)
     form = {"type": "json_object", "disable_any_whitespace": "yes"}
     with pytest.raises(VLLMValidationError, match="must be true or false"):
         asyncio.run(renderer.render_chat(CompletionRequest(prompt="a", response_format=form)))

@@ -27,7 +27,6 @@ class Request:
         request: EngineCoreRequest,
         block_hasher: Callable[[Request], list[BlockHash]] | None,
     ) -> Request: ...
-    def take_prefill_stats(self) -> PrefillStats | None: ...  # [usage]
 
     request_id: str
     status: RequestStatus

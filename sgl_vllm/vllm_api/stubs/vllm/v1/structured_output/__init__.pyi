@@ -10,4 +10,3 @@ class StructuredOutputManager:
     executor: Executor
     reasoner_cls: type[object] | None
     tokenizer: TokenizerLike
-    _use_async_grammar_compilation: bool
