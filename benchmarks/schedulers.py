@@ -165,7 +165,11 @@ def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:
     ]
     specs += [
         MambaSpec(
-            block_size=size, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"
+            block_size=size,
+            shapes=((1,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+            num_speculative_blocks=settings.num_drafts,
         )
     ] * settings.num_recurrent_groups
     if settings.full_attention is not None:

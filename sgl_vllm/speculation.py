@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,9 @@ def refusal(vllm_config: VllmConfig) -> str | None:
         return None
     method = speculative.method or "none"
     support = METHODS.get(method, Support("it is not known to this version"))
-    reason = (
-        support.refused
-        or _why_lookahead_is_refused(vllm_config)
-        or _why_not_recurrent(vllm_config.model_config)
-    )
+    reason = support.refused or _why_lookahead_is_refused(vllm_config)
+    if getattr(vllm_config.cache_config, "use_replayssm", False):  # vLLM 0.31 has none
+        reason = reason or "with --use-replayssm a pass leaves no recurrent state behind"
     return f"speculative decoding with {method}: {reason}" if reason else None
 
 
@@ -132,12 +130,6 @@ def drafting_of(vllm_config: VllmConfig) -> Drafting:
         return NO_DRAFTING
     num_slots = 2 * (speculative.num_speculative_tokens or 0) + 1
     return Drafting(vllm_config.num_prefill_lookahead_tokens, num_slots)
-
-
-def _why_not_recurrent(model_config: ModelConfig) -> str | None:
-    if model_config.is_hybrid or model_config.is_attention_free:
-        return "a recurrent layer cannot take back accepted tokens that a jump replaces"
-    return None
 
 
 def _why_lookahead_is_refused(vllm_config: VllmConfig) -> str | None:

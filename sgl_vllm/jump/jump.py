@@ -77,6 +77,7 @@ class JumpForward(StepHooks):
         """Requests with forced tokens that the model runner does not have yet."""
         self._is_canonical = mode == "canonical"
         self._has_drafts = config.speculative_config is not None
+        self._is_recurrent = scheduler.has_mamba_layers
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
         self._has_sampled = False
@@ -91,6 +92,14 @@ class JumpForward(StepHooks):
         return {"jump_forward": copy.copy(self.counters)}
 
     # -- before a forward pass --------------------------------------------------------------------
+
+    def before_schedule(self, prompts_done: Sequence[Request]) -> None:
+        """With recurrent layers, requests that jump decode without drafts: a jump may drop what a
+        pass in flight accepts, and a recurrent layer cannot take it back."""
+        if self._has_drafts and self._is_recurrent:
+            for request in self._scheduler.running:
+                if request.spec_token_ids and part.may_jump(request, self._limits):
+                    request.spec_token_ids = []
 
     def grammar_is_ready(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.radix.components.state_order import Kind
+from sgl_vllm.radix.passes import Passes
 from sgl_vllm.radix.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Checkpoints:
     """
 
     _pool: RadixBlockPool
+    _passes: Passes
 
     def __post_init__(self) -> None:
         self._groups = self._pool.groups
@@ -102,6 +104,8 @@ class Checkpoints:
         block_ids = groups.state_at(request, position) if num_inside else None
         if block_ids is None or tree.states is None:
             return False  # at the end of a block the state stays there by itself
+        if self._passes.state_end(request) != position:
+            return False
         num_needed = num_new_tokens // groups.block_size + 1
         num_needed *= groups.num_blocks_per_main_block
         num_needed += len(groups.recurrent)

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 MAX_STATE_BLOCKS = 3
 """Blocks of a recurrent group that a request holds at a time: its state before and after a pass,
-and a state to copy from. One more where vLLM takes a state from inside a pass."""
+and a state to copy from. One more where vLLM takes a state from inside a pass, and one for each
+draft."""
 
 
 class Groups:
@@ -72,7 +73,7 @@ class Groups:
         self._window_blocks = [managers[i].req_to_blocks for i in windows]
         limits = [managers[i].max_admission_blocks_per_request for i in windows]
         limits += [
-            MAX_STATE_BLOCKS + spec.num_prefill_checkpoint_blocks
+            MAX_STATE_BLOCKS + spec.num_prefill_checkpoint_blocks + spec.num_speculative_blocks
             for spec in specs
             if isinstance(spec, MambaSpec)
         ]

@@ -16,13 +16,16 @@ tokens only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any  # Any: arguments of vLLM's, and counters
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from sgl_vllm.config import Options
@@ -36,6 +39,7 @@ from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.lookup import HitPlan, Lookup
 from sgl_vllm.radix.misses import Misses
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
+from sgl_vllm.radix.passes import Passes
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.prompt_logprobs import Rows, WantedRows
@@ -55,6 +59,7 @@ logger = init_logger("vllm.sgl_vllm.radix")
 class RadixKVCacheManager(AllocatingManager, StepHooks):
     """Added to a live manager by `adopt`."""
 
+    passes: Passes
     policy: str
     misses: Misses
     first_scored: MutableMapping[Request, int]
@@ -87,6 +92,11 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
             drafting: what speculative decoding does to the cache.
         """
         groups = Groups(manager.coordinator.single_type_managers)
+        has_drafts = bool(groups.recurrent) and drafting.num_slots > 0
+        if groups.recurrent:
+            # A hit ends at a state, and one token earlier there is none. Where the drafter has read
+            # another token than follows, its KV is wrong, which costs a draft at most.
+            drafting = replace(drafting, num_lookahead=0)
         manager = adopt(manager, cls)
         longest = groups.max_blocks(manager.max_model_len) + groups.num_groups
         longest += manager.watermark_blocks
@@ -106,7 +116,8 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         manager.policy = options.radix_policy
         manager.groups = groups
         manager.block_size = groups.block_size
-        manager.checkpoints = Checkpoints(manager.pool)
+        manager.passes = Passes(groups.block_size, has_drafts=has_drafts)
+        manager.checkpoints = Checkpoints(manager.pool, manager.passes)
         manager.misses = Misses(
             groups.block_size, is_exact=options.tells_exactly, shows_text=options.tree_text
         )
@@ -115,7 +126,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         )
         manager.first_scored = WeakKeyDictionary()
         manager.wanted_rows = WeakKeyDictionary()
-        manager.retention = Retention(manager.pool, manager.counters)
+        manager.retention = Retention(manager.pool, manager.counters, manager.passes)
         manager._ttl_s = options.radix_ttl_s
         manager.num_external = 0
         manager.lookup = Lookup(
@@ -267,6 +278,18 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         for request in prompts_done:
             self.pool.guarded(self.retention.index, request, request.num_prompt_tokens)
         self.pool.index_scheduled()
+
+    def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
+        self.passes.scheduled(output)
+        return ()
+
+    def before_update(
+        self,
+        scheduled: SchedulerOutput,
+        sampled: ModelRunnerOutput,
+        requests: Mapping[str, Request],
+    ) -> None:
+        self.passes.sampled(scheduled, sampled)
 
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer

@@ -16,6 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 from sgl_vllm.radix.components.component import States
 from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.node import Namespace, Node
+from sgl_vllm.radix.passes import Passes
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.radix.tokens import Tokens
@@ -59,6 +60,7 @@ class Retention:
 
     _pool: RadixBlockPool
     counters: RadixCounters
+    _passes: Passes
     left: list[Left] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,8 +113,9 @@ class Retention:
         token. It can be indexed only if all these tokens are known by now. Whatever reads it runs
         after these passes.
         """
-        if request.num_computed_tokens <= request.num_tokens:
-            num_tokens = request.num_computed_tokens
+        end = self._passes.state_end(request)
+        if end is not None and end <= request.num_tokens:
+            num_tokens = end
         else:
             num_tokens -= num_tokens % self._groups.block_size
         return num_tokens, self._groups.states_of(request, record.num_with_states, num_tokens)

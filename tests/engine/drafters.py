@@ -39,8 +39,10 @@ MASKS_AFTER_DRAFTS = hasattr(GrammarOutput, "num_acceptable_drafts")
 with asynchronous scheduling, if no step is in flight."""
 
 
-def why_it_cannot_run(method: str, platform: Platform) -> str | None:
+def why_it_cannot_run(method: str, platform: Platform, model: str = "demo") -> str | None:
     """Why vLLM cannot run a method of `speculation` on a CPU with this platform; None if it can."""
+    if model == "qwen3_next_mtp" and not platform.uses_v2_runner:
+        return "vLLM's V1 runner moves recurrent states with Triton, which needs a GPU"
     if method == "ngram" and platform.is_async and not platform.uses_v2_runner:
         return (
             "vLLM schedules n-grams asynchronously with the method ngram_gpu only, whose drafter "

@@ -38,33 +38,51 @@ class Reader(NamedTuple):
 class StateStep(NamedTuple):
     """What a request makes of its state in a pass, in one of its recurrent groups.
 
+    A state has two halves. After a pass that verifies drafts, the one of each of its tokens is in a
+    block of its own, the *running* one and those behind it in the request's table; and the running
+    block has the other half after each of them.
+
     Attributes:
-        source: the block that its last pass has left the state in; None before the first.
-        block: where the layers find the state, and leave it. vLLM copies it there before the pass.
-        before, after: contents of the last token before the pass, None if there is none, and of the
-            last one in it.
+        blocks: of the request.
+        source: the place in `blocks` of the running block of its last pass; -1 before the first.
+        running: that of this pass. vLLM copies the state there before the pass.
+        num_accepted: how many tokens of the last pass have been accepted; 1 if it had no drafts.
+        keeps_each: whether the pass keeps the state after each of its tokens.
+        before: contents of the last token before the pass; None if there is none.
+        contents: of the tokens in the pass.
     """
 
     request_id: str
-    source: int | None
-    block: int
+    blocks: list[int]
+    source: int
+    running: int
+    num_accepted: int
+    keeps_each: bool
     before: np.uint64 | None
-    after: np.uint64
+    contents: NDArray[np.uint64]
+
+    @property
+    def written(self) -> list[int]:
+        num_states = len(self.contents) if self.keeps_each else 1
+        return self.blocks[self.running : self.running + num_states]
 
 
 class KvMemory:
     """What every slot of the cache would hold: a number for a token and all before it.
 
     With it a pass can be checked: that it reads, for every token of a request, what was computed
-    for exactly this token after exactly these. A state fills its block with the number of the last
-    token that it was computed for.
+    for exactly this token after exactly these. A state is the number of the last token that it was
+    computed for.
 
     Args:
         block_size: tokens per block, of the group where they are most.
+        num_drafts: in a pass, at most.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_drafts: int = 0) -> None:
         self._slots = np.zeros((num_blocks, block_size), dtype=np.uint64)
+        self._state = np.zeros(num_blocks, dtype=np.uint64)  # the first halves
+        self._after = np.zeros((num_blocks, 1 + num_drafts), dtype=np.uint64)  # the other halves
 
     @staticmethod
     def contents(tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
@@ -84,20 +102,25 @@ class KvMemory:
         Raises:
             WrongKvError: a request would read something else.
         """
-        if copies:
-            sources = self._slots[[copy.src_block_id for copy in copies]]
-            self._slots[[copy.dst_block_id for copy in copies]] = sources
-        self._move(states)
-        for step in states:
-            if step.before is not None and (self._slots[step.block] != step.before).any():
-                raise WrongKvError(f"request {step.request_id} goes on from a wrong state")
+        for memory in (self._slots, self._state, self._after):
+            if copies:
+                sources = memory[[copy.src_block_id for copy in copies]]
+                memory[[copy.dst_block_id for copy in copies]] = sources
+        written = [block for step in states for block in step.written]
+        if len({*written, _NULL_BLOCK}) <= len(written):
+            raise WrongKvError("two requests keep their states in the same block, or one in none")
+        self._read_states(states)
         for one in readers:
             size = self._size_for(one)
             positions = np.arange(one.num_before, len(one.contents))
             blocks = np.array(one.block_ids)[positions // size]
             self._slots[blocks, positions % size] = one.contents[one.num_before :]
+            self._state[blocks] = self._after[blocks] = 0
         for step in states:
-            self._slots[step.block] = step.after
+            self._slots[step.written] = 0
+            self._state[step.written] = step.contents[-len(step.written) :]
+            self._after[step.written[0]] = 0
+            self._after[step.written[0], : len(step.written)] = step.contents[-len(step.written) :]
         for one in readers:
             size = self._size_for(one)
             num_blocks = -(-len(one.contents) // size)
@@ -113,13 +136,35 @@ class KvMemory:
     def _size_for(self, reader: Reader) -> int:
         return reader.block_size or self._slots.shape[1]
 
-    def _move(self, states: Sequence[StateStep]) -> None:
-        """Copy states to where the pass needs them, in no particular order."""
-        moved = [(one.source, one.block) for one in states if one.source is not None]
-        moved = [(source, block) for source, block in moved if source != block]
-        written = [step.block for step in states]
-        if len({*written, _NULL_BLOCK}) <= len(written):
-            raise WrongKvError("two requests keep their states in the same block, or one in none")
-        if not {source for source, _ in moved}.isdisjoint(written):
-            raise WrongKvError("a pass overwrites a state that it copies")
-        self._slots[[block for _, block in moved]] = self._slots[[source for source, _ in moved]]
+    def _read_states(self, states: Sequence[StateStep]) -> None:
+        """vLLM copies states to where the pass needs them, in no particular order."""
+        owners = {block: step.request_id for step in states for block in step.written}
+        for step in states:
+            if step.before is None or step.source < 0:
+                continue
+            place = step.num_accepted - 1
+            if step.source == step.running and not step.keeps_each:
+                place = 0  # it cannot read another
+            running, source = step.blocks[step.source], step.blocks[step.source + place]
+            for block in (running, source):
+                if owners.get(block, step.request_id) != step.request_id:
+                    raise WrongKvError("a pass overwrites a state that it copies")
+            if not self._state[source] == self._after[running, place] == step.before:
+                raise WrongKvError(f"request {step.request_id} goes on from a wrong state")
+
+    def accept(self, step: StateStep, num_computed: int, num_accepted: int) -> int:
+        """Of the pass of this step, so many tokens were accepted, and so many of the request are
+        computed now. If they end a block, vLLM copies the state there to that block. Returns the
+        number of accepted tokens that counts in the next pass."""
+        size = self._slots.shape[1]
+        num_before = num_computed - num_accepted
+        end = num_computed // size * size
+        if end <= num_before:
+            return num_accepted
+        place, target = end - num_before - 1, step.blocks[end // size - 1]
+        running = step.blocks[step.running]
+        self._state[target] = self._state[step.blocks[step.running + place]]
+        after = self._after[running, place]
+        self._after[target] = 0
+        self._after[target, 0] = after
+        return 1 if target == running else num_accepted

@@ -33,6 +33,7 @@ from vllm.v1.outputs import (
 from benchmarks.schedulers import runner_output
 from sgl_vllm.jump.forced_rows import rows_of as forced_rows_of
 from tests.engine.kv_memory import KvMemory, Reader, StateStep
+from tests.engine.late_states import LateStates
 
 UNKNOWN = -1
 """A token that only the device knows yet."""
@@ -113,9 +114,11 @@ class Runner(ABC):
         self.num_passes = 0
         self.sessions: set[str] = set()
         self._block_size = scheduler.block_size
-        self._memory = KvMemory(num_blocks + 1, scheduler.block_size)
+        num_drafts = drafter.num_drafts if drafter is not None else 0
+        self._memory = KvMemory(num_blocks + 1, scheduler.block_size, num_drafts)
         self._groups = scheduler.kv_cache_manager.coordinator.single_type_managers
-        self._state_columns: dict[str, int] = {}
+        self._states = LateStates(self._memory, scheduler.block_size)
+        self._state_steps: list[tuple[StateStep, int]] = []  # of this pass, with where it ends
         self.drafter = drafter
         self.num_accepted = self.num_rejected = 0
         self._drafts: dict[str, list[int]] = {}  # for the next pass
@@ -146,12 +149,16 @@ class Runner(ABC):
             assert len(tokens) == num_tokens and UNKNOWN not in tokens, (request_id, tokens)
             row.fed = (row.fed if len(row.fed) >= start else row.tokens)[:start] + tokens
             contents = KvMemory.contents(np.array(row.fed))
-            columns = self.move_state(request_id, start, end)
+            place = self._states.move(request_id, start, end)
+            keeps_each = self.keeps_each(request_id, start, num_tokens, num_drafts)
             for number, (blocks, group) in enumerate(zip(row.blocks, self._groups, strict=True)):
                 # What a block holds is of no use to another group.
                 of_group = contents + np.uint64(number)
                 if isinstance(group, MambaManager):
-                    states.append(state_step(request_id, blocks, columns, of_group, start))
+                    last = of_group[start - 1] if start else None
+                    new = of_group[start:]
+                    step = StateStep(request_id, blocks, *place, keeps_each, last, new)
+                    states.append((step, end))
                     continue
                 num_unread = group.get_num_skipped_tokens(start)
                 size = group.block_size
@@ -167,16 +174,10 @@ class Runner(ABC):
                 if end >= len(row.prompt):
                     self._scores[request_id] = self.score_rows(row, row.scores)
                     row.scores = None
-        self._memory.run(scheduled.kv_cache_block_copies or (), reads, states)
+        self._memory.run(scheduled.kv_cache_block_copies or (), reads, [one for one, _ in states])
+        self._state_steps = states
         result.set_result(None)
         return result
-
-    def move_state(self, request_id: str, start: int, end: int) -> tuple[int, int]:
-        """By `preprocess_mamba`: the column of a block table in which the request's state is before
-        a pass, -1 if there is none yet, and the one to which it goes."""
-        before = self._state_columns.get(request_id, (start - 1) // self._block_size)
-        after = self._state_columns[request_id] = (end - 1) // self._block_size
-        return before, after
 
     def sample_tokens(self, grammar: GrammarOutput | None, non_block: bool = False) -> Any:
         legal = self._legal_tokens(grammar) if grammar is not None else {}
@@ -196,6 +197,7 @@ class Runner(ABC):
                 self.num_accepted += len(tokens) - 1
                 self.num_rejected += len(numbers) - len(tokens)
         ids = list(sampled)
+        self._states.accept(self._state_steps, sampled, self._verified)
         self.keep_sampled(sampled)
         if self.drafter is not None:
             proposed = {
@@ -246,6 +248,10 @@ class Runner(ABC):
     def input_tokens(self, request_id: str, start: int, end: int) -> list[int]: ...
 
     @abstractmethod
+    def keeps_each(self, request_id: str, start: int, num_tokens: int, num_drafts: int) -> bool:
+        """Whether recurrent layers keep their state after each token of a pass."""
+
+    @abstractmethod
     def num_known(self, request_id: str) -> int:
         """How many tokens have to be computed before one is sampled."""
 
@@ -254,19 +260,6 @@ class Runner(ABC):
 
     @abstractmethod
     def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors: ...
-
-
-def state_step(
-    request_id: str,
-    blocks: list[int],
-    columns: tuple[int, int],
-    contents: NDArray[np.uint64],
-    start: int,
-) -> StateStep:
-    before, after = columns
-    source = blocks[before] if before >= 0 else None
-    last = contents[start - 1] if start else None
-    return StateStep(request_id, source, blocks[after], last, contents[-1])
 
 
 def score(content: int, token: int) -> float:
@@ -306,7 +299,7 @@ class V1Runner(Runner):
         # By `cleanup_mamba_state_idx`.
         preempted = scheduled.preempted_req_ids or set()
         for request_id in scheduled.finished_req_ids | preempted | cached.resumed_req_ids:
-            self._state_columns.pop(request_id, None)
+            self._states.forget(request_id)
         for request_id in self._batch - (
             scheduled.num_scheduled_tokens.keys() - cached.resumed_req_ids
         ):
@@ -346,6 +339,11 @@ class V1Runner(Runner):
         if request_id in self._on_device:
             tokens[-1] = self._on_device[request_id]
         return tokens
+
+    def keeps_each(self, request_id: str, start: int, num_tokens: int, num_drafts: int) -> bool:
+        """By `num_decode_draft_tokens` of `_prepare_inputs`."""
+        is_decode = num_tokens == 1 and start >= len(self.rows[request_id].prompt)
+        return self.drafter is not None and (is_decode or 0 < num_drafts == num_tokens - 1)
 
     def num_known(self, request_id: str) -> int:
         return len(self.rows[request_id].tokens)
@@ -408,7 +406,7 @@ class V2Runner(Runner):
             list(new.prompt_token_ids), blocks, new.num_computed_tokens, output
         )
         self._prefill_len[new.req_id] = len(new.prefill_token_ids)
-        self._state_columns[new.req_id] = (new.num_computed_tokens - 1) // self._block_size
+        self._states.begin(new.req_id, new.num_computed_tokens)
         if not output:
             self.rows[new.req_id].scores = no_scores_yet(new)
 
@@ -416,6 +414,12 @@ class V2Runner(Runner):
         if start < self._prefill_len[request_id]:
             return self.rows[request_id].tokens[start:end]
         return [self._last_sampled[request_id]]
+
+    def keeps_each(self, request_id: str, start: int, num_tokens: int, num_drafts: int) -> bool:
+        """By `MambaHybridModelState.prepare_attn`."""
+        is_decode = start >= self._prefill_len[request_id]
+        is_decode |= start > 0 and num_tokens - num_drafts == 1
+        return self.drafter is not None and is_decode and num_tokens <= self.drafter.num_drafts + 1
 
     def num_known(self, request_id: str) -> int:
         return self._prefill_len[request_id]

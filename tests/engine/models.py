@@ -26,7 +26,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.vllm_api.versions import release_of
-from tests.engine.cpu_patches import allow_prefix_caching, let_mamba2_keep_states
+from tests.engine.cpu_patches import (
+    allow_prefix_caching,
+    compute_delta_rule_by_token,
+    let_mamba2_keep_states,
+)
 from tests.engine.engine import Engine
 from tests.engine.play import LOGPROB_TOLERANCE, NEAR_TIE
 from tests.engine.programs import MAX_MODEL_LEN
@@ -132,8 +136,12 @@ def _draw_clear(model: PreTrainedModel) -> None:
     """Weights of models with MLA or MTP."""
     generator, is_mtp = torch.Generator().manual_seed(0), model.config.num_hidden_layers == 2
     for name, weight in model.named_parameters():
+        if name.endswith((".A_log", ".dt_bias")):
+            continue
         if weight.dim() == 1:
             weight.fill_(LAST_NORM if name == "model.norm.weight" else 1.0)
+            if model.config.model_type == "qwen3_next" and "linear_attn" not in name:
+                weight.sub_(1.0)  # it is added to 1
             continue
         spread = 1.0 if is_mtp and "embed_tokens" in name else weight.shape[-1] ** -0.5
         weight.normal_(0.0, spread, generator=generator)
@@ -148,11 +156,12 @@ def _add_mtp_layer(folder: Path, kind: str, hidden: int) -> None:
     last, mtp = f"model.layers.{MTP_LAYERS - 1}.", f"model.layers.{MTP_LAYERS}."
     norm = weights["model.norm.weight"]
     projection = torch.cat([torch.eye(hidden), HIDDEN_SHARE * torch.eye(hidden)], dim=1)
-    if kind == "exaone_moe":
+    if kind in ("exaone_moe", "qwen3_next"):
         mtp = "mtp.layers.0."
+        one = torch.full([hidden], float(kind == "exaone_moe"))  # Qwen3-Next adds 1 to it
         added = {
-            "mtp.pre_fc_norm_embedding.weight": torch.ones(hidden),
-            "mtp.pre_fc_norm_hidden.weight": torch.ones(hidden),
+            "mtp.pre_fc_norm_embedding.weight": one.clone(),
+            "mtp.pre_fc_norm_hidden.weight": one.clone(),
             "mtp.fc.weight": projection,
             "mtp.norm.weight": norm.clone(),
         }
@@ -248,7 +257,23 @@ def _recurrent(kind: str, config: dict[str, Any], block_size: int, **more: Any) 
         "dtype": "bfloat16" if "tolerance" in more else "float32",
     }
     sizes: dict[str, Any] = {"chunk_sizes": (block_size + 16, 1024), "engine_args": engine_args}
-    return Model(kind, config, _let_recurrent_layers_matter, **sizes, **more)
+    more.setdefault("change_weights", _let_recurrent_layers_matter)
+    return Model(kind, config, **sizes, **more)
+
+
+def _qwen3_next(config: dict[str, Any], **more: Any) -> Model:
+    layers = {
+        "head_dim": 32,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    }
+    more |= {"near_tie": BFLOAT16_STEP, "tolerance": BFLOAT16_TOLERANCE}
+    return _recurrent("qwen3_next", {**layers, **config}, 544, fewest_blocks=20, **more)
 
 
 def _mtp(kind: str, fewest_blocks: int, config: dict[str, Any], **more: Any) -> Model:
@@ -308,23 +333,11 @@ MODELS: dict[str, Model] = {
         },
     ),
     # Gated delta rule (linear attention).
-    "qwen3_next": _recurrent(
-        "qwen3_next",
-        {
-            "head_dim": 32,
-            "linear_num_key_heads": 1,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-        },
-        block_size=544,
-        fewest_blocks=20,
-        near_tie=BFLOAT16_STEP,
-        tolerance=BFLOAT16_TOLERANCE,
+    "qwen3_next": _qwen3_next({"num_experts": 4}),
+    "qwen3_next_mtp": _qwen3_next(
+        {**_MTP, "num_experts": 2, "layer_types": ["linear_attention", _FULL]},
+        change_weights=_draw_clear,
+        patch=compute_delta_rule_by_token,
     ),
     # Mamba-2, as Granite 4 and Nemotron-H have it.
     "granite4": _recurrent(

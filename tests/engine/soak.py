@@ -45,7 +45,7 @@ def main() -> int:
         default="demo",
         help="demo, or a small one with random weights: gemma3, gemma4, gpt_oss, llama4 (windows), "
         "qwen3_next, granite4 (recurrent layers), deepseek_v2 (MLA), glm4_moe, deepseek_v3, "
-        "exaone_moe (multi-token prediction)",
+        "exaone_moe, qwen3_next_mtp (multi-token prediction)",
     )
     parser.add_argument(
         "--calls", type=int, help="requests of a program (250; fewer where a pass is slow)"

@@ -87,6 +87,8 @@ NIGHTLY_CASES = {
     ("demo", "draft model"): drafting("draft_model", tiny(28, chunk=1024), DRAFTS),
     ("demo", "eagle, exact jumps"): drafting("eagle", tiny(30, chunk=128, plugin=EXACT), DRAFTS),
     ("gemma3", "ngram"): drafting("ngram", tiny(52)),
+    ("qwen3_next_mtp", "ngram"): drafting("ngram", tiny(20, chunk=560), RECURRENT),
+    ("qwen3_next_mtp", "mtp"): drafting("mtp", tiny(20, chunk=560), RECURRENT),
     ("gemma3", "eagle"): drafting("eagle", tiny(104), has_good_drafts=False),
     ("gemma4", "windows, blocks of two sizes"): Case(tiny(36)),
     ("gemma4", "eagle3"): drafting("eagle3", tiny(72), has_good_drafts=False),
@@ -156,7 +158,7 @@ def test_every_request_gets_the_answer_it_gets_without_a_cache(
     if case.method is not None:
         if requests(100) < 100:
             pytest.skip("it takes minutes where a pass is slow")
-        if reason := why_it_cannot_run(case.method, platform):
+        if reason := why_it_cannot_run(case.method, platform, name):
             pytest.skip(reason)
         program = for_speculation(program)
         arguments["speculative_config"] = speculation(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -22,14 +23,6 @@ class Speculative:
     num_speculative_tokens: int | None = 3
 
 
-@dataclass(frozen=True)
-class Model:
-    """What the table reads of vLLM's `ModelConfig`."""
-
-    is_hybrid: bool = False
-    is_attention_free: bool = False
-
-
 @dataclass
 class Config:
     """What the table reads of vLLM's `VllmConfig`."""
@@ -37,7 +30,7 @@ class Config:
     speculative_config: Any = None
     num_prefill_lookahead_tokens: int = 0
     kv_transfer_config: Any = None
-    model_config: Model = Model()
+    cache_config: Any = field(default_factory=lambda: SimpleNamespace(use_replayssm=False))
 
 
 def test_every_method_of_vllm_is_in_the_table():
@@ -58,13 +51,6 @@ def test_without_speculation_nothing_is_refused_and_nothing_is_drafted():
     assert refusal(Config()) is None
     assert is_tested(Config())
     assert drafting_of(Config()) == NO_DRAFTING
-
-
-@pytest.mark.parametrize("model", [Model(is_hybrid=True), Model(is_attention_free=True)])
-def test_speculation_is_refused_on_a_model_with_recurrent_layers(model):
-    reason = refusal(Config(Speculative("mtp"), model_config=model))
-    assert reason is not None and "a recurrent layer cannot take back" in reason
-    assert refusal(Config(model_config=model)) is None
 
 
 @pytest.mark.parametrize(

@@ -280,12 +280,7 @@ CONNECTOR = {"kv_transfer_config": SimpleNamespace()}
             "speculative decoding with draft_model and several KV-cache groups: "
             "vLLM's V1 runner gives a draft model the first group's blocks",
         ),
-        (
-            [[FULL], [WINDOW], [MAMBA]],
-            DRAFTS,
-            "speculative decoding with ngram: "
-            "a recurrent layer cannot take back accepted tokens that a jump replaces",
-        ),
+        ([[FULL], [WINDOW], [MAMBA]], DRAFTS, None),
         ([[FULL], [WINDOW]], EVENTS, None),
         ([[MAMBA], [FULL]], EVENTS, None),
         ([[FULL, FULL]], CONNECTOR, None),

@@ -26,6 +26,7 @@ class SlidingWindowSpec(AttentionSpec):  # [radix]
 class MambaSpec(KVCacheSpec):  # [radix]
     mamba_cache_mode: str
     num_prefill_checkpoint_blocks: int
+    num_speculative_blocks: int
 
 def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]: ...
 

@@ -13,6 +13,7 @@ class SchedulerOutput:
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict[str, list[int]]  # [radix]
     has_structured_output_requests: bool  # [jump_forward]
     kv_cache_block_copies: list[KVCacheBlockCopy] | None  # [radix]
 

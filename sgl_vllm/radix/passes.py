@@ -1,0 +1,73 @@
+"""After which token of a request its recurrent layers have left their state in the running block.
+
+Owns this position, beside speculative decoding. Does not own the blocks (`groups.py`).
+
+A pass that verifies drafts writes the state after its first token to the *running block*, the one
+in which the pass ends, and the states after the drafts to the blocks behind it (vLLM's
+`MambaSpec.num_speculative_blocks`). Each of the latter has half of a state only: the convolution's
+half stays in the running block. So the state after the first token is the only whole one. If the
+accepted drafts fill the running block, vLLM moves the state after the last of them there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+
+class Passes:
+    """The last pass that was scheduled, and the last whose output is known.
+
+    Args:
+        block_size: tokens per block of the recurrent groups.
+        has_drafts: whether passes verify drafts.
+    """
+
+    def __init__(self, block_size: int, *, has_drafts: bool) -> None:
+        self._block_size = block_size
+        self.has_drafts = has_drafts
+        self._scheduled: SchedulerOutput | None = None
+        self._known: SchedulerOutput | None = None
+        self._num_accepted: dict[str, int] = {}  # in that one, with each pass's first token
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        """A pass was scheduled."""
+        self._scheduled = output
+
+    def sampled(self, output: SchedulerOutput, sampled: ModelRunnerOutput) -> None:
+        """vLLM is about to read what a pass has sampled, and to cut it where an answer ends."""
+        tokens, index = sampled.sampled_token_ids, sampled.req_id_to_index
+        self._known = output
+        self._num_accepted = {
+            name: len(tokens[index[name]])
+            for name in output.scheduled_spec_decode_tokens
+            if name in index
+        }
+
+    def state_end(self, request: Request) -> int | None:
+        """After how many of the request's tokens the state in its running block is, once all
+        passes in flight have run; None if none of it is whole there, or that is not known."""
+        if not self.has_drafts:
+            return request.num_computed_tokens
+        in_flight, name = request.num_in_flight_tokens, request.request_id
+        last = self._scheduled if in_flight else self._known
+        num_scheduled = last.num_scheduled_tokens.get(name, 0) if last is not None else 0
+        if last is None or not num_scheduled or in_flight not in (0, num_scheduled):
+            return None  # several passes are in flight, or its last one is long ago
+        if name not in last.scheduled_spec_decode_tokens:
+            return request.num_computed_tokens
+        num_accepted = 0 if in_flight else self._num_accepted.get(name, 0)
+        if not (num_accepted or in_flight):
+            return None
+        start = request.num_computed_tokens - (num_accepted or num_scheduled)
+        may_fill = (start + num_scheduled) % self._block_size == 0
+        if may_fill and num_accepted == num_scheduled:
+            return request.num_computed_tokens
+        if may_fill and in_flight:
+            return None
+        running = (start + num_scheduled - 1) // self._block_size
+        return start + 1 if start // self._block_size == running else None
