@@ -14,8 +14,8 @@ which calls `register` in every process and chooses the backend.
   only grown; then one copy of some kilobytes. All layers share it. Each layer then is three Triton
   launches.
 - *Where the block table comes from.* Builders get it on the device alone. `watch_block_tables`
-  remembers what is on the CPU: the first runner's own copy, or what is written to the second's. A
-  table that is not known, one for other block sizes of a kernel say, gives no plan.
+  remembers what is written to the tables of vLLM's V2 model runner. A table that is not known, one
+  for other block sizes of a kernel say, gives no plan.
 - *CUDA graphs.* A plan's number of programs changes, so the backend supports no full graphs, and
   vLLM falls back to piecewise ones, in which attention runs by itself. Whether groups win back what
   full graphs save is for a GPU to say; without shared prefixes they cannot.
@@ -58,7 +58,6 @@ from sgl_vllm.vllm_api.patching import wrap
 from .decode_step import Layer, Planner, attend, num_decodes
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.block_table import BlockTable
     from vllm.v1.worker.gpu.block_table import BlockTables
 from .prefix_attention import DevicePlan
 from .prefix_levels import AttentionShape, Ints
@@ -217,7 +216,7 @@ class PrefixGroupedImpl(FlashAttentionImpl):
 FindRows = Callable[[int, "Ints | None"], "Ints | None"]
 
 _rows_of_tables: weakref.WeakKeyDictionary[BlockTables, list[Ints]] = weakref.WeakKeyDictionary()
-"""What was written to the second runner's tables, by KV cache group: a row per request."""
+"""What was written to the runner's tables, by KV cache group: a row per request."""
 
 _rows_by_address: dict[int, FindRows] = {}
 """By the address of the table on the device: from the number of rows and, for each, the runner's
@@ -226,31 +225,15 @@ request, to these rows on the CPU; None if the table is gone."""
 
 def watch_block_tables() -> None:
     """Remember every block table that is made from now on. Idempotent. Wraps, and calls, methods
-    of both runners' tables; belongs to `plugin.register` once the backend is one of its parts."""
-    from vllm.v1.worker import block_table as first
-    from vllm.v1.worker.gpu import block_table as second
+    of the V2 runner's tables; belongs to `plugin.register` once the backend is one of its parts."""
+    from vllm.v1.worker.gpu import block_table
 
-    wrap(first.BlockTable, "__init__")(_remember_first)
-    wrap(second.BlockTables, "__init__")(_remember_second)
-    wrap(second.BlockTables, "append_block_ids")(_mirror)
+    wrap(block_table.BlockTables, "__init__")(_remember)
+    wrap(block_table.BlockTables, "append_block_ids")(_mirror)
 
 
 # Any: arguments of vLLM's that pass through.
-def _remember_first(
-    original: Callable[..., None], table: BlockTable, *args: Any, **kwargs: Any
-) -> None:
-    """The runner's rows are the batch's, and were copied to the device before `build`."""
-    original(table, *args, **kwargs)
-    known = weakref.ref(table)
-
-    def find(count: int, requests: Ints | None) -> Ints | None:
-        alive = known()
-        return None if alive is None else alive.block_table.np[:count]
-
-    _rows_by_address[table.block_table.gpu.data_ptr()] = find
-
-
-def _remember_second(
+def _remember(
     original: Callable[..., None], tables: BlockTables, *args: Any, **kwargs: Any
 ) -> None:
     original(tables, *args, **kwargs)

@@ -142,8 +142,8 @@ class Options:
     )
     prefix_attention: bool = option(
         False,
-        "On a GPU, decode steps read the blocks that their requests share once for all of them, "
-        "where that pays. Other steps run FlashAttention as before.",
+        "On a GPU with vLLM's V2 model runner, decode steps read the blocks that their requests "
+        "share once for all of them, where that pays. Other steps run FlashAttention as before.",
         page="gpu.md#kernels",
     )
     approximate_reuse: bool = option(

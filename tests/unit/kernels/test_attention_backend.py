@@ -15,8 +15,7 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.worker.block_table import BlockTable
-from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu import block_table
 
 from sgl_vllm.kernels import attention_backend, prefix_levels, prefix_plan
 from sgl_vllm.kernels.attention_backend import (
@@ -27,20 +26,31 @@ from sgl_vllm.kernels.attention_backend import (
 )
 from sgl_vllm.kernels.decode_step import Planner
 from sgl_vllm.kernels.prefix_attention import DevicePlan
-from sgl_vllm.vllm_api.patching import wrap
 
 SHAPE = prefix_levels.AttentionShape(4, 2, 32, 2, 16)
+
+
+class Tables:
+    """What of `BlockTables` is used; the real one needs memory that a GPU can see."""
+
+    redirect_writes_to_null_block = False
+
+    def __init__(self) -> None:
+        self.input_block_tables = [torch.zeros(4, 8, dtype=torch.int32) for _ in range(2)]
+        self.num_blocks = SimpleNamespace(np=np.zeros((2, 4), dtype=np.int32))
+
+    def append_block_ids(self, req_index: int, new_block_ids: Any, overwrite: bool) -> None:
+        for group, ids in enumerate(new_block_ids):
+            start = 0 if overwrite else self.num_blocks.np[group, req_index]
+            self.num_blocks.np[group, req_index] = start + len(ids)
 
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And forgotten again after the test."""
-    for owner, name in (
-        (BlockTable, "__init__"),
-        (BlockTables, "__init__"),
-        (BlockTables, "append_block_ids"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in ("__init__", "append_block_ids"):
+        monkeypatch.setattr(Tables, name, getattr(Tables, name))
+    monkeypatch.setattr(block_table, "BlockTables", Tables)
     monkeypatch.setattr(attention_backend, "_rows_by_address", {})
     attention_backend.register()
     yield
@@ -124,20 +134,12 @@ def test_all_else_is_stocks(
 # -- the batch on the CPU
 
 
-def first_runners_table(rows: list[list[int]]) -> BlockTable:
-    made = BlockTable(
-        block_size=16,
-        max_num_reqs=4,
-        max_num_blocks_per_req=8,
-        max_num_batched_tokens=8,
-        pin_memory=False,
-        device=torch.device("cpu"),
-        cp_kv_cache_interleave_size=1,
-    )
-    for row, blocks in enumerate(rows):
-        made.add_row(blocks, row)
-    made.commit_block_table(len(rows))
-    return made
+def table_of(*rows: list[int]) -> tuple[Tables, torch.Tensor]:
+    """The runner's tables, in which request n has the n-th of these rows, and their batch's."""
+    tables = Tables()
+    for number, blocks in enumerate(rows):
+        tables.append_block_ids(number, (blocks,), overwrite=True)
+    return tables, tables.input_block_tables[0][: len(rows)]
 
 
 def common(table: torch.Tensor, starts: list[int], lengths: list[int], **more: Any) -> Any:
@@ -154,13 +156,14 @@ def common(table: torch.Tensor, starts: list[int], lengths: list[int], **more: A
         block_table_tensor=table,
         slot_mapping=torch.zeros(0, dtype=torch.int64),
         seq_lens_cpu_upper_bound=more.pop("seq_lens_cpu_upper_bound", lens),
+        req_idx=more.pop("req_idx", np.arange(len(lengths))),
         **more,
     )
 
 
-def test_the_first_runners_table_is_found(registered: None) -> None:
-    table = first_runners_table([[3, 4], [3, 5], []])
-    found = host_batch(common(table.get_device_tensor(3), [0, 1, 2, 2], [20, 30, 0]))
+def test_the_rows_of_a_batch_are_found(registered: None) -> None:
+    _tables, table = table_of([3, 4], [3, 5], [])
+    found = host_batch(common(table, [0, 1, 2, 2], [20, 30, 0]))
     assert found is not None
     assert found[0][:, :3].tolist() == [[3, 4, 0], [3, 5, 0]]
     assert found[1].tolist() == [20, 30]
@@ -179,38 +182,20 @@ def test_the_first_runners_table_is_found(registered: None) -> None:
 def test_other_batches_are_not_for_us(
     registered: None, starts: list[int], more: dict[str, Any]
 ) -> None:
-    table = first_runners_table([[3, 4], [3, 5]])
-    assert host_batch(common(table.get_device_tensor(2), starts, [20, 30], **more)) is None
+    _tables, table = table_of([3, 4], [3, 5])
+    assert host_batch(common(table, starts, [20, 30], **more)) is None
 
 
 def test_a_table_that_nobody_knows_gives_no_plan(registered: None) -> None:
-    table = first_runners_table([[3, 4], [3, 5]])
-    copy = table.get_device_tensor(2).clone()
-    assert host_batch(common(copy, [0, 1, 2], [20, 30])) is None
-    device_table = table.get_device_tensor(2)
-    del table
-    assert host_batch(common(device_table, [0, 1, 2], [20, 30])) is None
+    tables, table = table_of([3, 4], [3, 5])
+    assert host_batch(common(table.clone(), [0, 1, 2], [20, 30])) is None
+    assert host_batch(common(table, [0, 1, 2], [20, 30])) is not None
+    del tables
+    assert host_batch(common(table, [0, 1, 2], [20, 30])) is None
 
 
-class SecondRunnersTables:
-    """What of `BlockTables` is used; the real one needs memory that a GPU can see."""
-
-    redirect_writes_to_null_block = False
-
-    def __init__(self) -> None:
-        self.input_block_tables = [torch.zeros(4, 8, dtype=torch.int32) for _ in range(2)]
-        self.num_blocks = SimpleNamespace(np=np.zeros((2, 4), dtype=np.int32))
-
-    def append_block_ids(self, req_index: int, new_block_ids: Any, overwrite: bool) -> None:
-        for group, ids in enumerate(new_block_ids):
-            start = 0 if overwrite else self.num_blocks.np[group, req_index]
-            self.num_blocks.np[group, req_index] = start + len(ids)
-
-
-def test_the_second_runners_tables_are_mirrored(registered: None) -> None:
-    wrap(SecondRunnersTables, "__init__")(attention_backend._remember_second)
-    wrap(SecondRunnersTables, "append_block_ids")(attention_backend._mirror)
-    tables = SecondRunnersTables()
+def test_the_runners_tables_are_mirrored(registered: None) -> None:
+    tables = Tables()
     tables.append_block_ids(3, ([9, 9, 9], [1]), overwrite=True)
     tables.append_block_ids(3, ([5], [6]), overwrite=True)
     tables.append_block_ids(1, ([5], []), overwrite=True)
@@ -229,8 +214,7 @@ def test_a_plan_goes_to_the_device_once(registered: None) -> None:
     builder.device = torch.device("cpu")
     builder._planner = Planner(SHAPE, prefix_levels.FREE)
     builder._on_device = None
-    table = first_runners_table([[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 0]])
-    rows = table.get_device_tensor(2)
+    _tables, rows = table_of([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 0])
     first = builder._plan_of(common(rows, [0, 1, 2], [100, 97]))
     assert first is not None and first.plan.num_segments == 1
     assert builder._plan_of(common(rows, [0, 1, 2], [101, 98])) is first
