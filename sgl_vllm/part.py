@@ -39,7 +39,6 @@ class SchedulerFacts:
     has_connector: bool
     policy: SchedulingPolicy
     block_size: int
-    use_v2_model_runner: bool
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> SchedulerFacts:
@@ -49,7 +48,6 @@ class SchedulerFacts:
             has_connector=scheduler.connector is not None,
             policy=scheduler.policy,
             block_size=scheduler.block_size,
-            use_v2_model_runner=scheduler.use_v2_model_runner,
         )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sgl_vllm.vllm_api.runners import kind_of
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -26,13 +28,10 @@ class Support:
         refused: why the parts are off beside it, for a log line; None if they work.
         is_tested: the project's tests run it on a CPU. The self-check compares the others with
             stock vLLM before the first request.
-        refused_beside_groups: why the tree is off beside it on a model with several KV-cache
-            groups; None if it works.
     """
 
     refused: str | None = None
     is_tested: bool = False
-    refused_beside_groups: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,7 @@ _NO_TEST = "no test of this project runs it"
 
 METHODS: Mapping[str, Support] = {
     "ngram": Support(is_tested=True),
-    "draft_model": Support(
-        is_tested=True,
-        refused_beside_groups="vLLM's V1 runner gives a draft model the first group's blocks",
-    ),
+    "draft_model": Support(is_tested=True),
     "eagle": Support(is_tested=True),
     "eagle3": Support(is_tested=True),
     "mtp": Support(is_tested=True),
@@ -102,12 +98,11 @@ def refusal_beside_groups(vllm_config: VllmConfig) -> str | None:
     """Why the tree is off beside the configured speculation, for a model with several KV-cache
     groups, if `refusal` gives no reason; None if it works."""
     speculative = vllm_config.speculative_config
-    support = METHODS.get(speculative.method or "") if speculative is not None else None
-    if speculative is None or support is None or support.refused_beside_groups is None:
+    if speculative is None or speculative.method != "draft_model":
         return None
     return (
-        f"speculative decoding with {speculative.method} and several KV-cache groups: "
-        f"{support.refused_beside_groups}"
+        "speculative decoding with draft_model and several KV-cache groups: "
+        f"{kind_of(vllm_config).why_no_draft_model}"
     )
 
 

@@ -23,7 +23,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from benchmarks.pace.devices import FULL, NONE, PIECEWISE, Clock, Device
 from benchmarks.pace.workloads import Vocabulary
 from benchmarks.schedulers import runner_output
-from sgl_vllm.jump.forced_rows import rows_of
+from sgl_vllm.vllm_api.runners.runner import forced_in
 
 LARGEST_GRAPH = 512
 """Tokens of the largest graph that vLLM captures by default."""
@@ -113,7 +113,7 @@ class Runner:
             self._rows.pop(request_id, None)
         for new in scheduled.scheduled_new_reqs:
             self._add(new)
-        forced = rows_of(scheduled)
+        forced = forced_in(scheduled)
         for request_id, row in forced.items():
             self._force(request_id, row.start, row.tokens)
         future: Future[Any] = Future()

@@ -6,38 +6,30 @@ not own which tokens are copied (`reuse.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from sgl_vllm.approximate.kv_layout import KVLayout
 from sgl_vllm.approximate.rotation import Rotation
-from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import UNKNOWN, install, is_known
+from sgl_vllm.vllm_api.runners import runner_in
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_worker import Worker
+
+    from sgl_vllm.vllm_api.runners.runner import Live
 
 ATTRIBUTE = "sgl_vllm_turned_copies"
 """Of a `SchedulerOutput`: the step's `StepCopies`. Absent from steps without any."""
 
-ALWAYS_TURN_KEYS = frozenset(
-    {
-        "GPTJAttention",
-        "LlamaAttention",
-        "MixtralAttention",
-        "Qwen2Attention",
-        "Qwen2MoeAttention",
-        "Qwen3Attention",
-        "Qwen3MoeAttention",
-    }
-)
+ALWAYS_TURN_KEYS = {
+    *("GPTJAttention", "LlamaAttention", "MixtralAttention", "Qwen2Attention"),
+    *("Qwen2MoeAttention", "Qwen3Attention", "Qwen3MoeAttention"),
+}
 """vLLM's classes of attention layers that turn all keys by their `rotary_emb`, and do nothing else
 with a key after that. Most models' layers are of one of these."""
 
@@ -63,8 +55,7 @@ class StepCopies(NamedTuple):
     """What a step copies before its forward pass.
 
     Attributes:
-        moved: the requests that go on behind what is copied for them. The V2 runner keeps the
-            position of each request itself, so it has to be told.
+        moved: the requests that go on behind what is copied for them.
     """
 
     copies: Sequence[TurnedCopy]
@@ -79,27 +70,20 @@ def send(output: SchedulerOutput, step: StepCopies) -> None:
 def use_in_worker(worker: Worker, block_size: int) -> str | None:
     """Make a worker carry out turned copies from now on. Called in its process, when its KV cache
     exists and is idle. Compares its rotation with the model's own, and tests a copy on two blocks,
-    which it restores.
-
-    Returns:
-        Why it cannot; None if it can.
+    which it restores. Returns why it cannot; None if it can.
     """
-    runner = worker.model_runner
-    if not is_known(runner):
-        return UNKNOWN
     try:
+        runner = runner_in(worker)
         layers = [
             (KVLayout(layer, block_size), rotation)
-            for layer, rotation in _rotations_of(runner).items()
+            for layer, rotation in _rotations_of(runner.live).items()
         ]
         copier = TurnedCopier(layers, block_size)
         if not copier.is_right():
             return "the self-test of its copies failed on this device"
-    except ValueError as error:
-        return str(error)
     except Exception as error:  # requests can be served without it
-        return f"{type(error).__name__}: {error}"
-    install(copier, runner)
+        return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    runner.before_forward(copier.carry_out)
     return None
 
 
@@ -112,27 +96,13 @@ class TurnedCopier:
         self._block_size = block_size
         self._device = layers[0][0].cache.device
 
-    def install_in_v1(self, runner: RunnerV1) -> None:
-        def update(
-            original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
-        ) -> object:
-            result = original(scheduler_output)
-            if (step := _copies_of(scheduler_output)) is not None:
-                self.copy(step.copies)
-            return result
-
-        wrap(runner, "_update_states")(update)
-
-    def install_in_v2(self, runner: RunnerV2) -> None:
-        def update(
-            original: Callable[[SchedulerOutput], None], scheduler_output: SchedulerOutput
-        ) -> None:
-            original(scheduler_output)
-            if (step := _copies_of(scheduler_output)) is not None:
-                _move(runner, scheduler_output.scheduled_cached_reqs, step.moved)
-                self.copy(step.copies)
-
-        wrap(runner, "update_requests")(update)
+    def carry_out(self, output: SchedulerOutput) -> Set[str]:
+        """The copies of a step. Returns the requests that it has moved."""
+        step: StepCopies | None = vars(output).get(ATTRIBUTE)
+        if step is None:
+            return frozenset()
+        self.copy(step.copies)
+        return step.moved
 
     def is_right(self) -> bool:
         """Whether a copy from block 0 to block 1 leaves there, in all layers, the values, and the
@@ -193,27 +163,9 @@ class TurnedCopier:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _copies_of(scheduler_output: SchedulerOutput) -> StepCopies | None:
-    return vars(scheduler_output).get(ATTRIBUTE)
-
-
-def _move(runner: RunnerV2, scheduled: CachedRequestData, moved: Set[str]) -> None:
-    """Let requests of a step compute from where the scheduler has moved them."""
-    states = runner.req_states
-    for request_id, num_computed in zip(
-        scheduled.req_ids, scheduled.num_computed_tokens, strict=True
-    ):
-        if request_id in moved:
-            # In the order of the stream, so after the passes before this one.
-            states.num_computed_tokens.gpu[states.req_id_to_index[request_id]] = num_computed
-
-
-def _rotations_of(runner: RunnerV1 | RunnerV2) -> Mapping[Attention, Rotation]:
-    """The rotation of each attention layer's keys.
-
-    Raises:
-        ValueError: a layer may do something else with its keys, for a log line.
-    """
+def _rotations_of(runner: Live) -> Mapping[Attention, Rotation]:
+    """The rotation of each attention layer's keys. ValueError, for a log line, if a layer may do
+    something else with its keys."""
     from vllm.model_executor.layers.attention.attention import Attention
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 

@@ -3,7 +3,6 @@
 jump.py             appends forced tokens after each step
 openings.py         forced text at the start: when it is sent, and what a KV connector sees
 short_runs.py       forced runs that are decoded instead
-forced_rows.py      gives the model runner the forced tokens of a step
 full_graphs.py      full CUDA graphs for passes with jumps
 forced_source.py    asks for forced tokens, and contains errors
 refused.py          forced tokens that a request's sampling parameters would change

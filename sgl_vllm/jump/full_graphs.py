@@ -1,7 +1,7 @@
 """Full CUDA graphs for passes with jumps, on vLLM's V2 model runner. Not run on a GPU yet.
 
 Owns which graphs are captured beside vLLM's, and which passes may run in them. Does not own how the
-runner gets forced tokens (`forced_rows.py`).
+runner gets forced tokens (`vllm_api/runners/`).
 
 vLLM captures full graphs for rows of one token. Forced tokens count as a prefill, and a batch with
 a prefill runs in piecewise graphs, or in none. For adaptive verification, vLLM also has full graphs
@@ -31,15 +31,14 @@ from sgl_vllm.jump.part import why_unsupported
 from sgl_vllm.part import BY_OPTION
 from sgl_vllm.vllm_api.patching import wrap
 from sgl_vllm.vllm_api.probe import missing_hooks
-from sgl_vllm.vllm_api.runners import is_v2
+from sgl_vllm.vllm_api.runners import V2, kind_of, runner_in
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
     from vllm.v1.worker.gpu.input_batch import InputBatch
-    from vllm.v1.worker.gpu.model_runner import BatchReqState
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu.model_runner import BatchReqState, GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
     from vllm.v1.worker.utils import AttentionGroup
 
@@ -67,8 +66,8 @@ def why_not(vllm_config: VllmConfig, options: Options) -> str | None:
         return BY_OPTION
     if missing := missing_hooks("jump_graph_tokens"):
         return f"this vLLM lacks {', '.join(missing)}"
-    if not vllm_config.use_v2_model_runner:
-        return "vLLM's V1 model runner has no full graphs for rows of different lengths"
+    if not (runner := kind_of(vllm_config)).has_ragged_graphs:
+        return f"vLLM's {runner.name} model runner has no full graphs for rows of different lengths"
     if vllm_config.speculative_config is not None:
         return "with speculative decoding, full graphs are for rows with drafts"
     sizes = parallel.pipeline_parallel_size, parallel.data_parallel_size
@@ -125,8 +124,8 @@ def outlook_of(
 
 
 def _use_in_worker(worker: Worker, options: Options) -> None:
-    if is_v2(worker.model_runner):
-        vars(worker)[IN_WORKER] = FullGraphs(worker.model_runner, options)
+    if isinstance(runner := runner_in(worker), V2):
+        vars(worker)[IN_WORKER] = FullGraphs(runner.live, options)
 
 
 def _outlook_in_worker(worker: Worker) -> GraphsOutlook:
@@ -141,7 +140,7 @@ def _guard() -> Guard:
 class FullGraphs:
     """Those of one model runner. On an error, a pass runs in the graphs that vLLM chooses."""
 
-    def __init__(self, runner: RunnerV2, options: Options) -> None:
+    def __init__(self, runner: GPUModelRunner, options: Options) -> None:
         self.outlook = FAILED
         self._runner = runner
         self._options = options

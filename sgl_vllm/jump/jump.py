@@ -1,7 +1,7 @@
 """What a jump does to a request: forced tokens are appended, and one forward pass computes all.
 
 Owns appending forced tokens. Does not own which tokens are forced (`forced_source.py`), nor how the
-model runner gets them (`forced_rows.py`).
+model runner gets them (`vllm_api/runners/`).
 
     step n     samples token t                       KV of [0, t) is computed
     jump       appends forced f1 .. fk               the request goes on running
@@ -32,14 +32,15 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.jump import forced_rows, part
+from sgl_vllm.jump import part
 from sgl_vllm.jump.counters import JumpCounters
 from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
-from sgl_vllm.jump.forced_rows import ForcedRow
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.openings import Openings
 from sgl_vllm.jump.short_runs import ShortRuns
 from sgl_vllm.step_hooks import StepHooks
+from sgl_vllm.vllm_api.runners import kind_of
+from sgl_vllm.vllm_api.runners.runner import ForcedRow, forced_in, send_forced
 
 
 class JumpListener(Protocol):
@@ -161,14 +162,14 @@ class JumpForward(StepHooks):
             if not has_ended and request_id not in output.num_scheduled_tokens:
                 continue  # it was preempted, or this step has no room for it
             del self._not_sent[request]
-            if has_ended or (request_id in new and scheduler.use_v2_model_runner):
-                continue  # vLLM sends the V2 runner all tokens of a new request
+            if has_ended or (request_id in new and kind_of(scheduler).adds_with_output):
+                continue
             start = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
             if request_id in restarted:
                 start = request.num_prompt_tokens
             rows[request_id] = ForcedRow(start, request._all_token_ids[start:])
         if rows:
-            forced_rows.send(output, rows)
+            send_forced(output, rows)
         return ()
 
     def narrow(self, masks: GrammarOutput) -> None:
@@ -219,7 +220,7 @@ class JumpForward(StepHooks):
         self._has_sampled = scheduled.has_structured_output_requests
         self.openings.replace_sampled(sampled)
         graph = sampled.cudagraph_stats
-        if graph is not None and forced_rows.rows_of(scheduled):
+        if graph is not None and forced_in(scheduled):
             self.counters.outside_full_graphs += graph.runtime_mode != "FULL"
 
     def follows_outputs(self) -> bool:

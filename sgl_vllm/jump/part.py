@@ -12,6 +12,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from sgl_vllm.fsm.vllm.part import why_no_backend
 from sgl_vllm.part import EngineView, Part, returns_routed_experts
 from sgl_vllm.speculation import refusal
+from sgl_vllm.vllm_api.runners import kind_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -39,10 +40,11 @@ def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
         return "routed experts are returned, and vLLM asks for those of the last token of a step"
     if getattr(vllm_config.cache_config, "use_replayssm", False):  # vLLM 0.31 has none
         return "replaying SSM states counts the steps of a request, not its tokens"
+    runner = kind_of(vllm_config)
     is_pipeline = vllm_config.parallel_config.pipeline_parallel_size > 1
-    if is_pipeline and vllm_config.use_v2_model_runner and options.self_check != "on":
+    if is_pipeline and not runner.is_proven and options.self_check != "on":
         return (
-            "with pipeline parallelism and the V2 model runner it has never run "
+            f"with pipeline parallelism and the {runner.name} model runner it has never run "
             "(self_check=on tries it here)"
         )
     return None
@@ -70,9 +72,7 @@ class Limits:
         has_logprobs: whether it returns log-probabilities, not logits.
         drops_after_stop: whether vLLM's frontend, which looks for stop strings, drops the tokens
             that the engine has sent together with the last one of a stop string (from 0.32 on).
-        draws_by_position: whether the random numbers of a request with a seed depend on positions
-            alone, as on the V2 runner. On the V1 runner each sampled token advances a generator,
-            and forced tokens do not.
+        draws_by_position: that of its model runner.
     """
 
     has_logprobs: bool = True
@@ -86,7 +86,7 @@ def limits_of(scheduler: Scheduler) -> Limits:
     return Limits(
         has_logprobs=model_config.logprobs_mode in ("raw_logprobs", "processed_logprobs"),
         drops_after_stop=hasattr(OutputProcessor, "_trim_surplus_tokens"),
-        draws_by_position=scheduler.use_v2_model_runner,
+        draws_by_position=kind_of(scheduler).draws_by_position,
     )
 
 

@@ -22,6 +22,7 @@ from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, Refuse
 from sgl_vllm.preview.resolve import one_line, resolve
 from sgl_vllm.scheduler.assembly import PARTS, decide
 from sgl_vllm.self_check.plan import CHECKED
+from sgl_vllm.vllm_api.runners import kind_of
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -60,7 +61,7 @@ def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) ->
         model=model,
         device=current_platform.get_device_name(),
         is_prediction=is_prediction,
-        model_runner="V2" if scheduler.use_v2_model_runner else "V1",
+        model_runner=kind_of(config).name,
         is_async=bool(config.scheduler_config.async_scheduling),
         prefix_caching=bool(config.cache_config.enable_prefix_caching),
         kv_cache=_described(kv_cache),
@@ -93,5 +94,4 @@ def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:
         has_connector=config.kv_transfer_config is not None,
         policy=SchedulingPolicy(config.scheduler_config.policy),
         block_size=resolve_kv_cache_block_sizes(kv_cache, config)[0],
-        use_v2_model_runner=config.use_v2_model_runner,
     )

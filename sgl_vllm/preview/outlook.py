@@ -61,7 +61,7 @@ class Outlook:
 
     Attributes:
         device: its name; of a GPU that is not there if `is_prediction`.
-        model_runner: "V1" or "V2".
+        model_runner: vLLM's name of it, such as "V2".
         kv_cache: the groups that vLLM forms of the whole model's layers.
         jump_graphs: how many full CUDA graphs are captured for passes with jumps.
         why_no_jump_graphs: why none are; None if some are.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sgl_vllm.vllm_api.runners import runner_in
+
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker
 
@@ -26,4 +28,4 @@ def copy_whole_blocks(worker: Worker) -> None:
     (https://github.com/vllm-project/vllm/pull/55112). If that is a recurrent one, the copy has no
     last tokens. So the largest caches come first.
     """
-    worker.model_runner.kv_caches.sort(key=lambda cache: cache.nbytes, reverse=True)
+    runner_in(worker).live.kv_caches.sort(key=lambda cache: cache.nbytes, reverse=True)

@@ -16,7 +16,7 @@ from vllm.logger import init_logger
 
 from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import ROUNDS_KEY, Options
-from sgl_vllm.jump import forced_rows, full_graphs
+from sgl_vllm.jump import full_graphs
 from sgl_vllm.part import BY_OPTION
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher
@@ -27,6 +27,7 @@ from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.scheduler.step_times import StepTimer
 from sgl_vllm.step_hooks import StepHooks
 from sgl_vllm.version import __version__
+from sgl_vllm.vllm_api.runners import take_forced
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -205,7 +206,7 @@ class EngineControl:
         `approximate_reuse`. To be called when their KV caches exist."""
         parts = self._parts
         if parts.jump is not None:
-            reason = next(filter(None, collective_rpc(forced_rows.use_in_worker)), None)
+            reason = next(filter(None, collective_rpc(take_forced)), None)
             if reason is not None:
                 parts.switch_off("jump_forward", reason)
                 log_states(parts)
@@ -216,10 +217,10 @@ class EngineControl:
         if radix.groups.num_groups > 1:
             radix.pool.guarded(collective_rpc, copy_whole_blocks)
         if parts.approximate is not None:
-            reasons: Sequence[str | None] = collective_rpc(
-                turned_copies.use_in_worker, args=(radix.block_size,)
-            )
-            if _refused("approximate_reuse", reasons):
+            reasons = {*collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))}
+            for reason in reasons - {None}:
+                logger.warning("sgl-vllm: approximate_reuse has no effect: %s", reason)
+            if reasons != {None}:
                 parts.approximate = None
                 parts.have_changed()
             else:
@@ -266,10 +267,3 @@ class EngineControl:
 def _adapter(lora_name: str | None, lora_path: str | None) -> tuple[str, str] | None:
     """The adapter of a `CacheNamespace`; None for the base model."""
     return (lora_name, lora_path or "") if lora_name else None
-
-
-def _refused(option: str, reasons: Sequence[str | None]) -> bool:
-    """Whether an option has no effect, by what each worker says of it. Logs why."""
-    for reason in {*reasons} - {None}:
-        logger.warning("sgl-vllm: %s has no effect: %s", option, reason)
-    return {*reasons} != {None}

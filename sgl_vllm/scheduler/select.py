@@ -176,7 +176,7 @@ class ScoredRequests(StepHooks):
 def _last_rows(tensors: LogprobsTensors, count: int, request_id: str) -> LogprobsTensors | None:
     """The last `count` rows of a prompt's log-probabilities (one row per token but the first).
     Logs an error and returns None if there are fewer. The cache decides which earlier rows were
-    computed: for the others, the V1 runner returns uninitialized memory, the V2 runner nothing."""
+    computed: for the others, a model runner returns nothing, or uninitialized memory."""
     first = len(tensors.logprobs) - count
     if first < 0:
         logger.error(

@@ -17,6 +17,7 @@ from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.self_check.marker import Marker, default_folder
 from sgl_vllm.version import __version__
 from sgl_vllm.vllm_api.probe import missing_hooks
+from sgl_vllm.vllm_api.runners import kind_of
 from sgl_vllm.vllm_api.versions import installed_vllm
 
 logger = init_logger("vllm.sgl_vllm.self_check")
@@ -51,20 +52,16 @@ def plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
 
 
 def _plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
-    wanted = options.self_check
-    is_async, is_v2 = _is_async(scheduler), scheduler.use_v2_model_runner
-    is_tested = speculation.is_tested(scheduler.vllm_config)
-    on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
-    is_proven = on_cpu and not is_v2 and not is_async and is_tested  # by the project's own tests
-    if wanted == "off" or (wanted == "auto" and is_proven):
+    config, wanted = scheduler.vllm_config, options.self_check
+    runner = kind_of(config)
+    is_proven = runner.is_proven and not _is_async(scheduler) and speculation.is_tested(config)
+    on_cpu = config.device_config.device_type == "cpu"
+    if wanted == "off" or (wanted == "auto" and on_cpu and is_proven):
         return Plan()
-    reason = why_impossible(scheduler)
-    if reason is not None:
-        how = f"the V1 model runner and {'a' if is_async else ''}synchronous scheduling"
-        how = "vLLM's V2 model runner" if is_v2 else how
-        off = f"not verified on a GPU with {how}, and not checked here: {reason}"
-        needs_check = NEED_CHECK if is_v2 or is_async or not is_tested else ()
-        return Plan(off=dict.fromkeys(needs_check, off))
+    if (reason := why_impossible(scheduler)) is not None:
+        how = f"vLLM's {runner.name} model runner, and not checked here: {reason}"
+        off = f"not verified on a GPU with {how}"
+        return Plan(off={} if is_proven else dict.fromkeys(NEED_CHECK, off))
     if wanted == "auto" and (abandoned := marker_for(scheduler, options).abandoned()):
         off = (
             "the engine died during its last self-check here; to try again, delete "
@@ -119,7 +116,7 @@ def facts_of(scheduler: SchedulerFacts, options: Options) -> dict[str, object]:
         "data_parallel_index": parallel.data_parallel_index,
         "block_size": scheduler.block_size,
         "kv_cache_dtype": config.cache_config.cache_dtype,
-        "model_runner": "V2" if scheduler.use_v2_model_runner else "V1",
+        "model_runner": kind_of(config).name,
         "async_scheduling": _is_async(scheduler),
         "speculation": speculation.facts_of(config),
         "options": {k: v for k, v in options.to_mapping().items() if k != "self_check"},

@@ -1,4 +1,4 @@
-"""Runners without a model, whose tokens come late. They keep what vLLM's V1 and V2 runners keep, by
+"""Runners without a model, whose tokens come late. They keep what vLLM's V2 and V1 runners keep, by
 the same rules, and know only what the scheduler tells them.
 
 What a pass samples depends on every token that it has fed for the request so far, and `KvMemory`
@@ -31,7 +31,7 @@ from vllm.v1.outputs import (
 )
 
 from benchmarks.schedulers import runner_output
-from sgl_vllm.jump.forced_rows import rows_of as forced_rows_of
+from sgl_vllm.vllm_api.runners.runner import forced_in as forced_rows_of
 from tests.engine.kv_memory import KvMemory, Reader, StateStep
 from tests.engine.late_states import LateStates
 

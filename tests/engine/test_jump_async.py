@@ -15,10 +15,10 @@ pytest.importorskip("vllm")
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from sgl_vllm.jump import forced_rows
-from sgl_vllm.jump.forced_rows import ForcedRow
+from sgl_vllm.jump import jump
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.radix.pool import RadixBlockPool
+from sgl_vllm.vllm_api.runners.runner import ForcedRow
 from tests.effort import by_turns
 from tests.engine.event_subscriber import watch
 from tests.engine.jobs import (
@@ -37,7 +37,7 @@ from tests.engine.late import Answer, LateCore
 from tests.engine.late_runners import Runner, V1Runner, V2Runner
 from tests.engine.test_jump_pressure import PATTERNS
 
-RUNNERS = (V1Runner, V2Runner)
+RUNNERS = (V2Runner, V1Runner)
 CARD = PATTERNS[0]
 
 SHAPES = [
@@ -210,7 +210,7 @@ def count_the_stale_token(self, request, drop=JumpForward._drop_in_flight):
     request.num_computed_tokens += was_in_flight
 
 
-def send_all_but_the_last(output, rows, send=forced_rows.send):
+def send_all_but_the_last(output, rows, send=jump.send_forced):
     send(output, {name: ForcedRow(start, tokens[:-1]) for name, (start, tokens) in rows.items()})
 
 
@@ -219,8 +219,8 @@ MISTAKES = [
     (RadixBlockPool, "may_be_copied", lambda *_: True, [V1Runner]),
     (JumpForward, "_drop_in_flight", lambda *_: None, RUNNERS),
     (JumpForward, "_drop_in_flight", count_the_stale_token, RUNNERS),
-    (forced_rows, "send", lambda *_: None, RUNNERS),
-    (forced_rows, "send", send_all_but_the_last, RUNNERS),
+    (jump, "send_forced", lambda *_: None, RUNNERS),
+    (jump, "send_forced", send_all_but_the_last, RUNNERS),
 ]
 
 

@@ -9,6 +9,7 @@ remove it, so they may not close a cycle either.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -209,6 +210,24 @@ def test_nothing_patches_vllm_but_the_functions_for_it() -> None:
     ]
     found = {str(path.relative_to(ROOT)): patches_in(tree_of(path)) for path in paths}
     assert {path: patches for path, patches in found.items() if patches} == {}
+
+
+# -- the deprecated model runner ------------------------------------------------------------------
+
+KNOW_V1 = ("sgl_vllm/vllm_api/runners/v1.py", "sgl_vllm/vllm_api/runners/__init__.py")
+STUBS_FOR_V1 = ("gpu_model_runner", "gpu_input_batch")
+OF_V1 = re.compile(rf"\b(V1|_update_states|{'|'.join(STUBS_FOR_V1)})\b")
+
+
+def test_nothing_but_its_own_module_and_the_choice_know_the_v1_runner() -> None:
+    """So that it can be cut off: these two modules, and the stubs that only `v1.py` imports."""
+    paths = [path for suffix in ("py", "pyi") for path in (ROOT / PACKAGE).rglob(f"*.{suffix}")]
+    knowing = {
+        str(path.relative_to(ROOT))
+        for path in (*paths, *(ROOT / "kernels").rglob("*.py"))
+        if OF_V1.search(path.read_text()) and path.stem not in STUBS_FOR_V1
+    }
+    assert knowing == {*KNOW_V1}
 
 
 # -- the language ---------------------------------------------------------------------------------

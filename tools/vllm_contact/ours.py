@@ -165,7 +165,7 @@ class _Patches:
         self, call: ast.Call, ours: Function, owner: ast.ClassDef | None, scope: Function | None
     ) -> Iterator[Replacement]:
         """None where the vLLM lacks what is changed: the stubs report that."""
-        target, is_bound = self._target(call.args[0], scope)
+        target, is_bound = self._target(call.args[0], owner, scope)
         if target is None:
             return
         name = ast.literal_eval(call.args[1])
@@ -184,7 +184,9 @@ class _Patches:
             self.sources.where(self.module, ours),
         )
 
-    def _target(self, node: ast.expr, scope: Function | None) -> tuple[SourceClass | None, bool]:
+    def _target(
+        self, node: ast.expr, owner: ast.ClassDef | None, scope: Function | None
+    ) -> tuple[SourceClass | None, bool]:
         """The class or module that is changed, or the class of the live object, None if this vLLM
         lacks it; and whether the function there is called without its owner as the first
         argument."""
@@ -192,11 +194,19 @@ class _Patches:
         if self._is_vllms(text):
             found = self._of_vllm(text)
             return found, found is not None and found.is_module
+        annotations = {
+            prefix + ast.unparse(one.target): one.annotation
+            for prefix, body in (("", scope), ("self.", owner))
+            for one in (body.body if body is not None else ())
+            if isinstance(one, ast.AnnAssign)
+        }
         for one in [*scope.args.posonlyargs, *scope.args.args] if scope is not None else ():
-            if one.arg == text and one.annotation is not None:
-                name = ast.unparse(one.annotation).strip("'").removesuffix(" | None")
-                if self._is_vllms(name):
-                    return self._of_vllm(name), True
+            if one.annotation is not None:
+                annotations[one.arg] = one.annotation
+        if text in annotations:
+            name = ast.unparse(annotations[text]).strip("'").removesuffix(" | None")
+            if self._is_vllms(name):
+                return self._of_vllm(name), True
         raise self._unknown(node)
 
     def _is_vllms(self, name: str) -> bool:

@@ -1,9 +1,5 @@
 # [approximate_reuse]
-import vllm.v1.worker.gpu.model_runner
-import vllm.v1.worker.gpu_model_runner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 class Worker:
-    model_runner: (
-        vllm.v1.worker.gpu_model_runner.GPUModelRunner
-        | vllm.v1.worker.gpu.model_runner.GPUModelRunner
-    )
+    model_runner: GPUModelRunner  # or the deprecated one
