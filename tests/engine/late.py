@@ -17,7 +17,7 @@ from vllm.v1.engine.core import EngineCore
 
 from benchmarks.engine_settings import HEADS, SGL, STOCK, EngineSettings
 from benchmarks.schedulers import engine_request, make_block_hasher, make_scheduler
-from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
+from tests.engine.late_runners import Drafter, Runner, V2Runner
 from tests.engine.machine import check_nothing_is_left
 
 MAX_MODEL_LEN = 256
@@ -44,7 +44,7 @@ class LateCore(EngineCore):
         plugin: dict[str, Any] | None = None,
         *,
         stock: bool = False,
-        runner: type[Runner] = V1Runner,
+        runner: type[Runner] = V2Runner,
         async_scheduling: bool = True,
         num_blocks: int = 400,
         block_size: int = 32,

@@ -17,7 +17,7 @@ from tests.engine.jobs import WHOLE, Job, check, jump_counts, mixed_jobs, params
 from tests.engine.late import Answer, LateCore
 from tests.engine.late_runners import Drafter, Runner, V1Runner, V2Runner
 
-RUNNERS = (V1Runner, V2Runner)
+RUNNERS = (V2Runner, V1Runner)
 NUM_DRAFTS = 4
 EXACT, CANONICAL, OFF = {"jump_mode": "exact"}, {"jump_mode": "canonical"}, {"jump_forward": False}
 ALTERNATING = "[A-Z]1[a-z]2[a-z]3x4y5z6[a-f]7q8w9e1r2t[0-9]y[a-z]1"
