@@ -1,9 +1,9 @@
 """vLLM's asynchronous scheduling on its CPU build, which switches it off.
 
-The engine core, its batch queue and the V1 model runner are vLLM's own, with their asynchronous
-branches. A pass of the V1 runner has run when `execute_model` returns, but its tokens are handed
-out one step later, and the next pass takes them from where a GPU would have them. What is put in
-place are the CUDA streams and events, which have nothing to wait for here.
+The engine core, its batch queue and the model runners are vLLM's own, with their asynchronous
+branches. A pass has run when `execute_model` returns, but its tokens are handed out one step later,
+and the next pass takes them from where a GPU would have them. What is put in place are the CUDA
+streams and events, which have nothing to wait for here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 import torch
 from vllm.config import VllmConfig
 from vllm.platforms.cpu import CpuPlatform
-from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
 class _Nothing:
@@ -45,26 +44,3 @@ def allow(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, name, _Nothing)
     patch.setattr(torch.cuda, "current_stream", _Nothing)
     patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    _count_all_sampled_tokens(patch)
-
-
-def _count_all_sampled_tokens(patch: pytest.MonkeyPatch) -> None:
-    """Mend an error of vLLM 0.32's V1 runner, which has placeholders for what a request has sampled
-    until a request with penalties or `bad_words` joins the batch. Then one sampled token takes the
-    place of all placeholders, so that a request with `min_tokens` goes on for too long.
-
-    Here the other placeholders stay.
-    """
-    replace = InputBatch.update_async_output_token_ids
-
-    def replace_last(batch: InputBatch) -> None:
-        outputs = batch.sampling_metadata.output_token_ids
-        num_before = [len(output) for output in outputs]
-        replace(batch)
-        sampled = batch.sampled_token_ids_cpu
-        if sampled is None or sampled.shape[1] > 1:  # of drafts, some are rejected
-            return
-        for output, num in zip(outputs, num_before, strict=True):
-            output[-1:-1] = [-1] * (num - len(output))
-
-    patch.setattr(InputBatch, "update_async_output_token_ids", replace_last)

@@ -15,7 +15,7 @@ class Platform:
     """A model runner and a way of scheduling.
 
     Attributes:
-        uses_v2_runner: vLLM's V2 model runner, interpreted; otherwise its V1 runner.
+        uses_v2_runner: vLLM's V2 model runner, interpreted; otherwise the deprecated V1 runner.
         is_async: a step is scheduled while the one before it runs.
     """
 
@@ -40,15 +40,19 @@ class Platform:
             from tests.platforms import asynchronous
 
             asynchronous.allow(patch)
+            if not self.uses_v2_runner:
+                from tests.platforms import v1
+
+                v1.count_all_sampled_tokens(patch)
 
 
 PLATFORMS = {
     platform.name: platform
     for platform in (
-        Platform("v1-sync", uses_v2_runner=False, is_async=False),
-        Platform("v1-async", uses_v2_runner=False, is_async=True),
-        Platform("v2-sync", uses_v2_runner=True, is_async=False),
         Platform("v2-async", uses_v2_runner=True, is_async=True),
+        Platform("v2-sync", uses_v2_runner=True, is_async=False),
+        Platform("v1-async", uses_v2_runner=False, is_async=True),
+        Platform("v1-sync", uses_v2_runner=False, is_async=False),
     )
 }
 VLLMS_CHOICE_ON_A_CPU = PLATFORMS["v1-sync"]
