@@ -136,15 +136,11 @@ def prompt(num_tokens: int, num_cached: int = 0) -> SimpleNamespace:
     return row(num_tokens, LONG_PROMPT, num_cached, LONG_PROMPT)
 
 
-@pytest.fixture
-def no_memory_for_graphs(monkeypatch) -> None:
+@pytest.fixture(autouse=True)
+def one_process_without_a_gpu(monkeypatch) -> None:
+    """A manager of graphs asks for memory, and whether it is at the ends of a pipeline."""
     platform = cudagraph_utils.current_platform
     monkeypatch.setattr(platform, "get_global_graph_pool", lambda: None, raising=False)
-
-
-@pytest.fixture
-def no_groups_of_processes(monkeypatch, no_memory_for_graphs) -> None:
-    """Of these, a manager of graphs asks whether it is at the ends of a pipeline."""
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
 
@@ -179,7 +175,6 @@ BATCHES = {
 }
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_pass_runs_in_a_full_graph_if_its_rows_are_short_and_after_the_prompts(name):
     rows, without, with_graphs = BATCHES[name]
@@ -199,7 +194,6 @@ def test_a_pass_runs_in_a_full_graph_if_its_rows_are_short_and_after_the_prompts
         assert runner.batch.max_query_len == 16
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 def test_there_is_a_graph_for_each_size_and_the_largest_are_captured_first():
     stock = Runner(CUDAGraphMode.FULL_AND_PIECEWISE)
     stock.initialize_kv_cache(None)
@@ -217,7 +211,6 @@ def test_there_is_a_graph_for_each_size_and_the_largest_are_captured_first():
     )
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 def test_few_requests_get_graphs_for_more_tokens_than_they_decode():
     runner = Runner(CUDAGraphMode.FULL_DECODE_ONLY, max_num_seqs=4)
     FullGraphs(runner, Options())
@@ -227,7 +220,6 @@ def test_few_requests_get_graphs_for_more_tokens_than_they_decode():
     assert runner.batch.max_query_len is None
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 def test_decoding_rows_without_a_graph_of_their_own_may_run_in_one_for_jumps():
     stock = Runner(CUDAGraphMode.FULL_AND_PIECEWISE, max_num_seqs=250)
     stock.initialize_kv_cache(None)
@@ -239,7 +231,6 @@ def test_decoding_rows_without_a_graph_of_their_own_may_run_in_one_for_jumps():
     assert runner.batch.max_query_len == 16
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 @pytest.mark.parametrize(
     ("mode", "groups", "reason"),
     [
@@ -270,7 +261,6 @@ def test_a_worker_says_why_it_adds_no_graphs(mode, groups, reason):
     assert has_ours == (reason is None)
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 def test_a_model_with_states_of_its_own_gets_no_graphs():
     runner = Runner(CUDAGraphMode.FULL_AND_PIECEWISE)
     runner.model_state = MambaHybridModelState.__new__(MambaHybridModelState)
@@ -280,7 +270,6 @@ def test_a_model_with_states_of_its_own_gets_no_graphs():
     assert runner.graph_of(DECODE, jump(6)) == "PIECEWISE 8"
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 def test_after_an_error_a_pass_runs_as_vllm_would_run_it(caplog):
     runner, _ = runner_with_graphs()
     rows, without, _ = BATCHES["a jump"]
@@ -289,7 +278,6 @@ def test_after_an_error_a_pass_runs_as_vllm_would_run_it(caplog):
     assert "full graphs for jumps failed" in caplog.text
 
 
-@pytest.mark.usefixtures("no_groups_of_processes")
 def test_if_they_cannot_be_captured_vllm_captures_its_own(monkeypatch, caplog):
     captured: list[list[Any]] = []
 
@@ -419,7 +407,6 @@ def mixed_asks(count: int) -> list[Ask]:
 
 
 @pytest.mark.platforms
-@pytest.mark.usefixtures("no_memory_for_graphs")
 def test_answers_are_the_same_when_passes_with_jumps_are_chosen_full_graphs(start):
     engine = start({"self_check": "off"}, max_num_seqs=6, max_model_len=256, cudagraph_metrics=True)
     if not engine.scheduler.use_v2_model_runner:

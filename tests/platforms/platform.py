@@ -37,13 +37,10 @@ class Platform:
 
             interpreter.set_up(patch)
         if self.is_async:
-            from tests.platforms import asynchronous
+            from tests.platforms import asynchronous, v1
 
             asynchronous.allow(patch)
-            if not self.uses_v2_runner:
-                from tests.platforms import v1
-
-                v1.count_all_sampled_tokens(patch)
+            v1.count_all_sampled_tokens(patch)
 
 
 PLATFORMS = {

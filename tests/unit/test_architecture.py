@@ -214,20 +214,17 @@ def test_nothing_patches_vllm_but_the_functions_for_it() -> None:
 
 # -- the deprecated model runner ------------------------------------------------------------------
 
-KNOW_V1 = ("sgl_vllm/vllm_api/runners/v1.py", "sgl_vllm/vllm_api/runners/__init__.py")
-STUBS_FOR_V1 = ("gpu_model_runner", "gpu_input_batch")
-OF_V1 = re.compile(rf"\b(V1|_update_states|{'|'.join(STUBS_FOR_V1)})\b")
+V1_MODULES = {"sgl_vllm/vllm_api/runners/v1.py", "sgl_vllm/vllm_api/runners/__init__.py"}
+V1_STUBS = ("gpu_model_runner", "gpu_input_batch")
 
 
 def test_nothing_but_its_own_module_and_the_choice_know_the_v1_runner() -> None:
     """So that it can be cut off: these two modules, and the stubs that only `v1.py` imports."""
-    paths = [path for suffix in ("py", "pyi") for path in (ROOT / PACKAGE).rglob(f"*.{suffix}")]
-    knowing = {
-        str(path.relative_to(ROOT))
-        for path in (*paths, *(ROOT / "kernels").rglob("*.py"))
-        if OF_V1.search(path.read_text()) and path.stem not in STUBS_FOR_V1
-    }
-    assert knowing == {*KNOW_V1}
+    names = re.compile(rf"\b(V1|_update_states|{'|'.join(V1_STUBS)})\b")
+    globs = ("kernels/*.py", "sgl_vllm/**/*.py", "sgl_vllm/**/*.pyi")
+    files = (file for glob in globs for file in ROOT.glob(glob))
+    knowing = [one for one in files if names.search(one.read_text()) and one.stem not in V1_STUBS]
+    assert {str(one.relative_to(ROOT)) for one in knowing} == V1_MODULES
 
 
 # -- the language ---------------------------------------------------------------------------------

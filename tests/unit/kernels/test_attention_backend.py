@@ -161,14 +161,6 @@ def common(table: torch.Tensor, starts: list[int], lengths: list[int], **more: A
     )
 
 
-def test_the_rows_of_a_batch_are_found(registered: None) -> None:
-    _tables, table = table_of([3, 4], [3, 5], [])
-    found = host_batch(common(table, [0, 1, 2, 2], [20, 30, 0]))
-    assert found is not None
-    assert found[0][:, :3].tolist() == [[3, 4, 0], [3, 5, 0]]
-    assert found[1].tolist() == [20, 30]
-
-
 @pytest.mark.parametrize(
     ("starts", "more"),
     [
@@ -200,12 +192,12 @@ def test_the_runners_tables_are_mirrored(registered: None) -> None:
     tables.append_block_ids(3, ([5], [6]), overwrite=True)
     tables.append_block_ids(1, ([5], []), overwrite=True)
     tables.append_block_ids(3, ([7, 8], []), overwrite=False)
-    batch = common(tables.input_block_tables[0][:2], [0, 1, 2], [40, 10], req_idx=np.array([3, 1]))
-    found = host_batch(batch)
+    table, requests = tables.input_block_tables[0][:3], np.array([3, 1, 0])
+    found = host_batch(common(table, [0, 1, 2, 2], [40, 10, 0], req_idx=requests))
     assert found is not None
     assert found[0][:, :3].tolist() == [[5, 7, 8], [5, 0, 0]]
-    batch = common(tables.input_block_tables[1][:1], [0, 1], [10], req_idx=np.array([3]))
-    found = host_batch(batch)
+    assert found[1].tolist() == [40, 10]
+    found = host_batch(common(tables.input_block_tables[1], [0, 1], [10], req_idx=requests[:1]))
     assert found is not None and found[0][0, 0] == 6
 
 

@@ -11,6 +11,7 @@ from tests.vllm_copies import Edit, copy_of_vllm
 
 POOL = "v1/core/block_pool.py"
 SCHEDULER = "v1/core/sched/scheduler.py"
+ASYNC = "v1/core/sched/async_scheduler.py"
 LATER = Edit("_version.py", "__version__ = version = '0.32.0'", "__version__ = '0.33.0'")
 
 CHANGES = {
@@ -45,11 +46,7 @@ CHANGES = {
         *("schedule", "RequestQueue (also requires drain)"),
     ),
     "a class has another base": (
-        Edit(
-            "v1/core/sched/async_scheduler.py",
-            "class AsyncScheduler(Scheduler)",
-            "class AsyncScheduler(object)",
-        ),
+        Edit(ASYNC, "class AsyncScheduler(Scheduler)", "class AsyncScheduler(object)"),
         *("select", "AsyncScheduler (does not derive from Scheduler)"),
     ),
 }
