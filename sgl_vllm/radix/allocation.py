@@ -65,7 +65,7 @@ class AllocatingManager(KVCacheManager):
         if self.lookup.is_waiting(request) and has_scheduled_reqs:
             return None
         leaves_checkpoint = False
-        if self.groups.num_groups > 1:
+        if self.groups.has_others:
             self.pool.guarded(self.retention.index_before_blocks_go, request)
             leaves_checkpoint = bool(
                 self.pool.guarded(self.checkpoints.begin, request, num_new_tokens)

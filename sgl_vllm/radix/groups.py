@@ -1,11 +1,12 @@
 """The KV-cache groups of a model, as the tree sees them.
 
-Owns which group is the tree's own full attention, the order of the others, and a request's blocks
-in that order. Does not own what the tree makes of them (`components/`), nor which layouts are
-refused (`part.py`).
+Owns which group is the tree's own full attention, if any, the order of the others, and a
+request's blocks in that order. Does not own what the tree makes of them (`components/`), nor which
+layouts are refused (`part.py`).
 
 vLLM numbers the groups by the model's layers: the first may be any kind. The tree's order is: full
-attention, then its window groups, then its recurrent groups.
+attention, then its window groups, then its recurrent groups. Without full attention, its window
+groups begin with the longest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vllm.v1.kv_cache_interface import MambaSpec
 
-from sgl_vllm.radix.components.windows import HOLE, WindowGroup
+from sgl_vllm.radix.components.windows import WindowGroup
+from sgl_vllm.radix.node import HOLE
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -36,30 +38,37 @@ class Groups:
     """The groups of one model.
 
     Args:
-        managers: vLLM's, one for each group, of which at least one keeps all tokens of a request.
+        managers: vLLM's, one for each group.
+        max_model_len: tokens of the longest request.
 
     Attributes:
         managers: vLLM's, in its order.
         num_groups: all of them.
-        block_size: tokens per block of full attention and of recurrent groups.
+        block_size: tokens per block of `main` and of recurrent groups.
         common_block_size: every block, of any group, begins and ends at a multiple of it.
-        main: number of the group that the tree takes for its own.
-        main_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
+        main: number of the group of full attention; without one, that of the longest window.
+        has_full_attention: whether it keeps all tokens of every request.
+        main_blocks: by request id, the blocks of `main` that a request holds. vLLM's.
         num_cached_by_request: how many of these vLLM has cached, scheduled ones included. vLLM's.
         windows: the window groups.
         recurrent: vLLM's managers of the recurrent groups.
     """
 
-    def __init__(self, managers: Sequence[SingleTypeKVCacheManager]) -> None:
+    def __init__(self, managers: Sequence[SingleTypeKVCacheManager], max_model_len: int) -> None:
         numbers = range(len(managers))
         specs = [manager.kv_cache_spec for manager in managers]
         # Full attention skips nothing. Where there is none, the longest window never ends.
         self.main = min(numbers, key=lambda i: managers[i].get_num_skipped_tokens(sys.maxsize))
+        first = managers[self.main]
+        self.has_full_attention = first.get_num_skipped_tokens(max_model_len - 1) <= 0
         recurrent = [number for number in numbers if isinstance(specs[number], MambaSpec)]
         windows = [number for number in numbers if number not in (self.main, *recurrent)]
-        order = [self.main, *windows, *recurrent]
+        if self.has_full_attention:
+            order = [self.main, *windows, *recurrent]
+        else:
+            windows = [self.main, *windows]
+            order = [HOLE, *windows]
         self._tree_order_index = [order.index(number) for number in numbers]
-        first = managers[self.main]
         self.managers = managers
         self.num_groups = len(managers)
         self.block_size = first.block_size
@@ -71,14 +80,19 @@ class Groups:
         self.main_blocks = first.req_to_blocks
         self.num_cached_by_request = first.num_cached_block
         self._window_blocks = [managers[i].req_to_blocks for i in windows]
-        limits = [managers[i].max_admission_blocks_per_request for i in windows]
-        limits += [
+        limits = [
             MAX_STATE_BLOCKS + spec.num_prefill_checkpoint_blocks + spec.num_speculative_blocks
-            for spec in specs
             if isinstance(spec, MambaSpec)
+            else manager.max_admission_blocks_per_request
+            for manager, spec in zip(managers, specs, strict=True)
         ]
-        others = [managers[i] for i in order[1:]]
-        self._limits = list(zip(others, limits, strict=True))
+        self._limits = list(zip(managers, limits, strict=True))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than full attention. A hit may then be shorter than its match, and
+        a running request gives blocks back."""
+        return bool(self.windows or self.recurrent)
 
     def window_blocks_of(self, request: Request, begin: int, end: int) -> list[list[KVCacheBlock]]:
         """For each window group the blocks in which a request has its tokens `[begin, end)`. Null
@@ -132,13 +146,14 @@ class Groups:
         return [one[number].block_id for one in blocks]
 
     def in_vllms_order(self, lists: Sequence[T]) -> tuple[T, ...]:
-        """One thing for each group, from the tree's order into vLLM's."""
+        """One thing for each group, from the tree's order into vLLM's. Without full attention, the
+        first thing is left out."""
         return tuple([lists[index] for index in self._tree_order_index])
 
     def max_blocks(self, num_tokens: int, num_hit: int = 0) -> int:
         """The most blocks that a request of `num_tokens` holds at a time if it begins with a hit of
         `num_hit`, the blocks of the hit included."""
-        total = -(-num_tokens // self.block_size)
+        total = 0
         for manager, limit in self._limits:
             num_skipped = max(0, manager.get_num_skipped_tokens(num_hit))
             num_blocks = -(-num_tokens // manager.block_size) - num_skipped // manager.block_size
@@ -147,9 +162,9 @@ class Groups:
 
     @property
     def num_blocks_per_main_block(self) -> int:
-        """How many blocks there are, in all groups, for the tokens of one block of full attention,
-        as long as all groups keep them."""
-        return 1 + sum(self.block_size // manager.block_size for manager, _ in self._limits)
+        """How many blocks there are, in all groups, for the tokens of one block of `main`, as long
+        as all groups keep them."""
+        return sum(self.block_size // manager.block_size for manager in self.managers)
 
     def tokens_in(self, num_blocks: int) -> int:
         """How many tokens fit into blocks of the pool, as long as all groups keep them."""

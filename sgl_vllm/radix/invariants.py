@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sgl_vllm.radix.node import Node
+from sgl_vllm.radix.node import HOLE, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES
 from sgl_vllm.radix.tree import RadixTree
 
@@ -26,7 +26,7 @@ def check_tree(tree: RadixTree) -> None:
         assert parent.children[node.tokens[:TOKEN_BYTES]] is node and node.start == parent.end
         last = node.end // size if node.children else -(-node.end // size)
         assert len(node.block_ids) == max(0, last - node.start // size)
-        for block_id in node.block_ids:
+        for block_id in filter(HOLE.__ne__, node.block_ids):
             assert block_id not in owners, f"block {block_id} belongs to two nodes"
             owners[block_id] = node
         if tree.blocks.is_evictable(node):

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.checkpoints import MIN_GAIN, stops_for
-from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.misses import Misses, not_read
-from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
+from sgl_vllm.radix.node import HOLE, NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.prompt_logprobs import WantedRows
 from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.tokens import Tokens
@@ -69,7 +68,7 @@ class HitPlan(NamedTuple):
 
     Attributes:
         holder: the tokens of the hit, as a match of their own.
-        block_ids: its blocks of full attention.
+        block_ids: its blocks of full attention; `HOLE` for each if there is none.
         others: for each other group its blocks from number 0 on, `HOLE` for those that the hit does
             not need.
     """

@@ -33,12 +33,11 @@ from sgl_vllm.degrade import Guard
 from sgl_vllm.radix.allocation import AllocatingManager
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
-from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.keys import is_salted
 from sgl_vllm.radix.lookup import HitPlan, Lookup
 from sgl_vllm.radix.misses import Misses
-from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, Node
+from sgl_vllm.radix.node import HOLE, NO_MATCH, Match, Namespace, Node
 from sgl_vllm.radix.passes import Passes
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.pool import RadixBlockPool
@@ -91,7 +90,7 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
         """
-        groups = Groups(manager.coordinator.single_type_managers)
+        groups = Groups(manager.coordinator.single_type_managers, manager.max_model_len)
         has_drafts = bool(groups.recurrent) and drafting.num_slots > 0
         if groups.recurrent:
             # A hit ends at a state, and one token earlier there is none. Where the drafter has read

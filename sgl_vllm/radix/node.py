@@ -34,6 +34,9 @@ Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
 
 
+HOLE = -1
+"""In a list of blocks, stands for one that is not there."""
+
 ENDED_S = 1e9
 """Offset that makes nodes which count as never used sort before all others."""
 

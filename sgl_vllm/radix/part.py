@@ -4,11 +4,11 @@ The tree needs three things of a layer:
 
 - what it keeps of a token depends on that token and those before it, and on nothing else;
 - it keeps one state per token, so a hit can end at any of them;
-- it keeps them for all tokens of a request, until the request ends. So does a window that is as
-  long as the longest request.
+- it keeps them for all tokens of a request, until the request ends, or for the last ones
+  (`components/windows.py`).
 
-Beside such a group there may be groups of layers that read a window of these tokens only
-(`components/windows.py`), and of recurrent layers, which keep one state per request
+Beside a group that keeps them for all tokens, which a window does that is as long as the longest
+request, there may be groups of recurrent layers, which keep one state per request
 (`components/states.py`).
 
 Layers of one group share a block table, so they may differ in all else: a block's size in bytes,
@@ -17,7 +17,9 @@ keys and values or one latent vector (MLA), an index beside them (DeepSeek V3.2,
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Collection, Sequence
 
 from vllm.config import VllmConfig
@@ -38,12 +40,10 @@ from sgl_vllm.speculation import refusal, refusal_beside_groups
 
 # Compared by type, because subclasses of these keep other things: `RSWASpec`, for one.
 _SERVED = {FullAttentionSpec, MLAAttentionSpec}
-_SERVED_BESIDE = {SlidingWindowSpec, ChunkedLocalAttentionSpec, MambaSpec}
+_WINDOWS = {SlidingWindowSpec, ChunkedLocalAttentionSpec}
 
 _REFUSED = {
-    "SlidingWindowSpec": "keep only the last tokens of a request",
     "SlidingWindowMLASpec": "keep only the last tokens of a request",
-    "ChunkedLocalAttentionSpec": "keep only the last chunk of a request",
     "RSWASpec": "drop tokens between the prompt and the last ones",
     "MambaSpec": "keep one state per request, not one per token",
     "SinkFullAttentionSpec": "keep attention sinks in blocks that belong to no request",
@@ -64,6 +64,10 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     max_model_len = vllm_config.model_config.max_model_len
     if (reason := why_refused(kv_cache_config, max_model_len)) is not None:
         return reason
+    specs = itertools.chain.from_iterable(layer_specs(kv_cache_config))
+    has_full_attention = any(_keeps_all_tokens(spec, max_model_len) for spec in specs)
+    if not has_full_attention and vllm_config.kv_transfer_config is not None:
+        return "windows in all layers beside a KV connector, which is not verified"
     if len(kv_cache_config.kv_cache_groups) > 1 and (
         reason := _why_not_several_groups(vllm_config)
     ):
@@ -133,41 +137,47 @@ def why_refused(config: KVCacheConfig, max_model_len: int) -> str | None:
     groups = layer_specs(config)
     if not groups:
         return "the model has no KV cache"
-
-    def keeps_all_tokens(spec: KVCacheSpec) -> bool:
-        """Of every request. The token at position p reads `[p - sliding_window + 1, p]`, and the
-        last p is `max_model_len - 1`."""
-        if type(spec) is SlidingWindowSpec:
-            return spec.sliding_window >= max_model_len
-        return type(spec) in _SERVED
-
     specs = [spec for group in groups for spec in group]
     for spec in specs:
         if (reason := _missing_property(spec)) is not None:
             return f"{type(spec).__name__} layers {reason}"
     for spec in specs:
-        is_beside = len(groups) > 1 and type(spec) in _SERVED_BESIDE
-        if not is_beside and not keeps_all_tokens(spec):
+        is_beside = len(groups) > 1 and type(spec) is MambaSpec
+        if not is_beside and type(spec) not in _SERVED | _WINDOWS:
             name = type(spec).__name__
             return f"{name} layers {_REFUSED.get(name, 'are not known to this version')}"
-    if len(groups) == 1:
+    keeps_all = {spec: _keeps_all_tokens(spec, max_model_len) for spec in specs}
+    if len(groups) == 1 and all(keeps_all.values()):
         return None
-    if any(len({type(spec) for spec in group}) > 1 for group in groups):
+    kinds = ({(type(spec), keeps_all[spec] or _reach(spec)) for spec in group} for group in groups)
+    if any(len(of_group) > 1 for of_group in kinds):
         return "one of the model's KV-cache groups has layers of several kinds"
     of_groups = [group.kv_cache_spec for group in config.kv_cache_groups]
     full = [
         spec
         for spec, group in zip(of_groups, groups, strict=True)
-        if all(map(keeps_all_tokens, group))
+        if all(map(keeps_all.__getitem__, group))
     ]
     if not full:
-        return "none of the model's KV-cache groups is full attention"
+        if any(type(spec) is MambaSpec for spec in specs):
+            return "none of the model's KV-cache groups is full attention"
+        full = of_groups
     return _why_not_of_these_sizes(of_groups, max(full, key=_reach).block_size)
+
+
+def _keeps_all_tokens(spec: KVCacheSpec, max_model_len: int) -> bool:
+    """Of every request. The token at position p reads `[p - sliding_window + 1, p]`, and the last p
+    is `max_model_len - 1`."""
+    if type(spec) is SlidingWindowSpec:
+        return spec.sliding_window >= max_model_len
+    return type(spec) in _SERVED
 
 
 def _reach(spec: KVCacheSpec) -> float:
     """How many tokens up to itself a token reads. The tree takes the group with the most for its
     own (`Groups.main`)."""
+    if type(spec) is ChunkedLocalAttentionSpec:
+        return 1 + sys.maxsize % spec.attention_chunk_size
     return spec.sliding_window if type(spec) is SlidingWindowSpec else math.inf
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.node import HOLE
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 
 if TYPE_CHECKING:
@@ -172,8 +172,7 @@ class Pins:
         """The blocks of the longest cached prefix, and how many tokens of it they hold."""
         match = tree.match_prefix(namespace, tokens)
         num_tokens = tree.longest_hit(match, match.num_tokens)
-        block_ids = tree.block_ids(match, num_tokens)
-        for ids in tree.window_ids(match, num_tokens):
-            block_ids += [block_id for block_id in ids if block_id != HOLE]
-        block_ids += tree.state_ids(match, num_tokens)
+        lists = [tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens)]
+        lists.append(tree.state_ids(match, num_tokens))
+        block_ids = (block_id for ids in lists for block_id in ids if block_id != HOLE)
         return tuple(self._pool.blocks[block_id] for block_id in block_ids), num_tokens

@@ -103,6 +103,7 @@ class RadixBlockPool(MarkedBlockPool):
             window_groups=groups.windows,
             num_recurrent_groups=len(groups.recurrent),
             max_evicted_bytes=int(options.why_evicted_mb * (1 << 20)),
+            has_full_attention=groups.has_full_attention,
         )
         pool.is_off, pool.off_reason = False, ""
         pool.records = RequestRecords()
@@ -111,7 +112,7 @@ class RadixBlockPool(MarkedBlockPool):
         pool.block_size = groups.block_size
         pool.groups = groups
         pool.hash_blocks = hash_blocks
-        pool.indexes_output = hash_blocks or groups.num_groups > 1
+        pool.indexes_output = hash_blocks or groups.has_others
         pool.wanted = ()
         pool._breaker = CircuitBreaker(
             "the radix tree",

@@ -17,7 +17,7 @@ from sgl_vllm.radix.evicted_prefixes import EvictedPrefixes
 from sgl_vllm.radix.eviction_order import EvictionOrder
 from sgl_vllm.radix.eviction_policies import EvictionPolicy, lru
 from sgl_vllm.radix.kept import KeptPrefixes
-from sgl_vllm.radix.node import InsertResult, Namespace, Node, descend, subtree
+from sgl_vllm.radix.node import HOLE, InsertResult, Namespace, Node, descend, subtree
 from sgl_vllm.radix.prompt_logprobs import PromptLogprobs
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.watchers import Watchers
@@ -36,6 +36,9 @@ class PrefixTree:
         window_groups: the groups of layers that read a window.
         num_recurrent_groups: how many groups of recurrent layers there are.
         max_evicted_bytes: host memory for remembering what was evicted, about; 0 for none.
+        has_full_attention: if not, all layers read a window, the first group of them the longest.
+            Nodes then have a `HOLE` in place of each block of full attention, and `block_size` is
+            that of the first group.
 
     Attributes:
         num_groups: groups of KV caches, full attention included.
@@ -58,6 +61,7 @@ class PrefixTree:
         window_groups: Sequence[WindowGroup] = (),
         num_recurrent_groups: int = 0,
         max_evicted_bytes: int = 0,
+        has_full_attention: bool = True,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be positive, not {block_size}")
@@ -66,10 +70,10 @@ class PrefixTree:
         self.num_tokens = 0
         self.num_nodes = 0
         self.roots: dict[Namespace, Node] = {}
-        self.blocks = BlockTable(block_size)
+        self.blocks = BlockTable(block_size, has_full_attention)
         self.watchers = Watchers()
-        self.num_groups = 1 + len(window_groups) + num_recurrent_groups
-        self._num_blocks_per_end = 1 + num_recurrent_groups
+        self.num_groups = has_full_attention + len(window_groups) + num_recurrent_groups
+        self._num_blocks_per_end = has_full_attention + num_recurrent_groups
         self._num_blocks_per_end += sum(block_size // one.block_size for one in window_groups)
         self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
         self.states = (
@@ -125,7 +129,8 @@ class PrefixTree:
             tokens: all n of the sequence.
             block_ids: the blocks from number 0 on (with `own_leaf` from `own_leaf.end //
                 block_size` on) up to number ceil(n / block_size) - 1 or more. A block that is in
-                the tree already must be at the same place there.
+                the tree already must be at the same place there. Without full attention, only
+                their number matters.
             own_leaf: from the result of the caller's last insert of a prefix of `tokens`, if
                 `can_extend` holds. Saves the way down from the root, and lets the leaf grow.
             windows: required if the tree has window groups: for each of them its blocks, numbered
@@ -167,6 +172,8 @@ class PrefixTree:
         # A leaf's partial last block, its tail, holds the first tokens of the first of these. If
         # both are the same block, the tree has it already; if not, the longer copy replaces it.
         ids = list(block_ids[begin:end])
+        if not self.blocks.has_full_attention:
+            ids = [HOLE] * len(ids)
         tail = node.block_ids[-1] if matched % size and not node.children else None
         new_ids = ids[1:] if ids[0] == tail else ids
         if not self.blocks.owners.keys().isdisjoint(new_ids):
@@ -181,14 +188,15 @@ class PrefixTree:
                 evicted = self._replace_tail(node, ids[0])
             node = self._add_leaf(namespace, node, new_tokens, ids, priority)
         node.last_used = self.clock()
-        self.blocks.add(ids, node)
-        taken += ids
+        taken += self.blocks.add(ids, node)
         self.num_tokens += num_tokens - matched
         for component in self.components:
             of_group, replaced = component.after_growth(node, matched, given, continued)
             taken += of_group
             evicted += replaced
             taken += component.after_insert(node, given)
+        if self.blocks.is_evictable(node):  # the caller has given its last window back
+            self.order.add(node)
         return InsertResult(node, taken, evicted)
 
     def _locate(self, namespace: Namespace, tokens: Tokens, known: Node | None) -> tuple[Node, int]:
@@ -301,8 +309,7 @@ class PrefixTree:
 
     def _remove(self, node: Node, evicted: list[int]) -> None:
         """Remove `node` but for its entry in its parent's children."""
-        evicted += node.block_ids
-        self.blocks.remove(node.block_ids)
+        evicted += self.blocks.remove(node.block_ids)
         self.evictions.note(node, node.start)
         if node.kept_until:
             self.kept.unmark(node)
@@ -340,9 +347,7 @@ class PrefixTree:
         if end < node.end:
             self.watchers.notify(node)
             num_kept = end // self.block_size - node.start // self.block_size
-            cut = node.block_ids[num_kept:]
-            self.blocks.remove(cut)
-            evicted += cut
+            evicted += self.blocks.remove(node.block_ids[num_kept:])
             del node.block_ids[num_kept:]
             for component in self.components:
                 evicted += component.cut(node, end)

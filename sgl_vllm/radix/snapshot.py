@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any  # Any: JSON
 
-from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.node import Namespace, Node, subtree
+from sgl_vllm.radix.node import HOLE, Namespace, Node, subtree
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -106,6 +105,5 @@ def _totals(roots: Collection[Node]) -> Json:
 
 def _block_ids(node: Node) -> list[int]:
     """All blocks of a node, of every group."""
-    windows = [block_id for ids in node.windows for block_id in ids if block_id != HOLE]
-    states = [block_id for ids in node.states.values() for block_id in ids]
-    return node.block_ids + windows + states
+    lists = (node.block_ids, *node.windows, *node.states.values())
+    return [block_id for ids in lists for block_id in ids if block_id != HOLE]

@@ -309,13 +309,16 @@ class RadixTree(PrefixTree):
 
     def evict_block(self, block_id: int) -> list[int]:
         """Evict `block_id`, whose contents are wrong, and all that continues it, locked or not.
-        Nothing continues the block of a window group; with one of a recurrent group goes the state
-        that it is part of.
+        Beside full attention, nothing continues the block of a window group; with one of a
+        recurrent group goes the state that it is part of.
 
         Returns every block evicted; none if `block_id` is not in the tree.
         """
         self.evictions.begin(None)
-        return self._evict_block(block_id)
+        if self.blocks.has_full_attention or self.windows is None or block_id not in self.windows:
+            return self._evict_block(block_id)
+        begin = self.windows.begin_of(block_id) // self.block_size * self.block_size
+        return self._evict_from(self.blocks.owners[block_id], begin)
 
     def _evict_block(self, block_id: int) -> list[int]:
         node = self.blocks.owners.get(block_id)
@@ -324,12 +327,16 @@ class RadixTree(PrefixTree):
         for component in self.components:
             if block_id in component:
                 return component.drop(block_id)
+        number = node.start // self.block_size + node.block_ids.index(block_id)
+        return self._evict_from(node, number * self.block_size)
+
+    def _evict_from(self, node: Node, begin: int) -> list[int]:
+        """Evict what `node` and all below it have after block-aligned `begin`, locked or not."""
         evicted: list[int] = []
         for child in node.children.values():
             self._remove_subtree(child, evicted)
         node.children = {}
-        number = node.start // self.block_size + node.block_ids.index(block_id)
-        return evicted + self._cut(node, number * self.block_size)
+        return evicted + self._cut(node, begin)
 
     def _evict_end(self, leaf: Node, num_blocks: int) -> list[int]:
         """Evict up to `num_blocks` unlocked blocks of full attention from the end of `leaf`, with
@@ -338,7 +345,8 @@ class RadixTree(PrefixTree):
         min_kept = max(0, num_kept - num_blocks)
         if self.states is not None:
             min_kept = min(min_kept, self.states.num_blocks_to_last_kept_state(leaf))
-        while num_kept > min_kept and leaf.block_ids[num_kept - 1] not in self.blocks.locked:
+        locking = self.blocks.locking(leaf)
+        while num_kept > min_kept and locking[num_kept - 1] not in self.blocks.locked:
             num_kept -= 1
         if num_kept == 0 and self.states is not None:
             self._leave_shared_block(leaf)

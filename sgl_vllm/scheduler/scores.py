@@ -106,7 +106,7 @@ class PrefixScores:
         if len(next_tokens) == NUM_NEXT_TOKENS * TOKEN_BYTES:
             key = hash((match.node or record.namespace, match.num_tokens, next_tokens)) >> 1
             key &= _MAX_KEY
-        if self._tree.num_groups > 1:  # after a hole, or without a state, nothing can be read
+        if self._tree.components:  # after a hole, or without a state, nothing can be read
             match = match._replace(num_tokens=self._radix.hit_length(match))
         self._waiting.score(request, match, key)
 

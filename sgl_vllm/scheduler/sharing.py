@@ -186,7 +186,7 @@ class PrefillSharing:
         # As of its last score, which is never more than it finds, unless a state or a window of it
         # is left in this very step.
         num_shared = self._waiting.match_of(request).num_tokens
-        if self._radix.groups.num_groups > 1:
+        if self._radix.groups.has_others:
             num_shared = 0
         prefix = record.tokens[: (num_shared + 1) * TOKEN_BYTES]
         num_with_same_next_tokens = 0  # counted at the first candidate: most requests have none

@@ -17,8 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from vllm.v1.request import Request
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.node import Node
+from sgl_vllm.radix.node import HOLE, Node
 from sgl_vllm.radix.tokens import unpack
 from sgl_vllm.radix.tree import RadixTree
 from tests.engine.late import LateCore

@@ -295,6 +295,7 @@ MODELS: dict[str, Model] = {
     "gemma3": _windows(
         "gemma3_text", 52, {"sliding_window": 64, "layer_types": [_SLIDING] * 3 + [_FULL]}
     ),
+    "mistral": _windows("mistral", 8, {"sliding_window": 64}),
     # A token takes twice as many bytes in a window layer as in the other: blocks half as long.
     "gemma4": _windows(
         "gemma4_text",

@@ -7,12 +7,14 @@ import logging
 
 import pytest
 import torch
+from vllm.config import KVTransferConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import assembly
+from tests.engine import host_tiers
 from tests.engine.cache import Cache
 from tests.engine.engine import Ask, Engine, greedy, words
 
@@ -211,24 +213,38 @@ def test_what_nobody_uses_expires(start):
     assert engine.llm.reset_prefix_cache()
 
 
-def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, monkeypatch):
+ALL_WINDOWS = {
+    "hf_overrides": {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4},
+    "num_gpu_blocks_override": 64,
+    "max_model_len": 512,
+}
+
+
+def two_with_the_same_start(start, plugin, **more) -> tuple[Engine, list]:
+    """Their answers, and how many tokens of each prompt were cached."""
+    engine = start(plugin, **ALL_WINDOWS, **more)
     prompts = [words(200), words(200)[:150] + words(30, seed=1)]
-    overrides = {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4}
+    results = [engine.run([Ask(prompt, greedy(8))])[0] for prompt in prompts]
+    engine.check_nothing_is_left()
+    return engine, [(list(r.outputs[0].token_ids), r.num_cached_tokens) for r in results]
 
-    def run(plugin) -> tuple[Engine, list]:
-        engine = start(
-            plugin, hf_overrides=overrides, num_gpu_blocks_override=64, max_model_len=512
-        )
-        results = [engine.run([Ask(prompt, greedy(8))])[0] for prompt in prompts]
-        engine.check_nothing_is_left()
-        return engine, [(list(r.outputs[0].token_ids), r.num_cached_tokens) for r in results]
 
+def test_with_windows_in_all_layers_a_hit_ends_at_any_token(start):
+    engine, results = two_with_the_same_start(start, {})
+    assert engine.scheduler.parts.states()["radix"] == "on"
+    stock = two_with_the_same_start(start, None)[1]
+    assert [tokens for tokens, _ in results] == [tokens for tokens, _ in stock]
+    assert [cached for _, cached in results] == [0, 150]
+
+
+def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, monkeypatch):
     warnings = []
     monkeypatch.setattr(assembly.logger, "log", lambda level, *args: warnings.append((level, args)))
-    engine, results = run({})
-    reason = "SlidingWindowSpec layers keep only the last"
+    tier = {"kv_transfer_config": KVTransferConfig(**host_tiers.config(4 << 20))}
+    engine, results = two_with_the_same_start(start, {}, **tier)
+    reason = "windows in all layers beside a KV connector"
     assert reason in engine.scheduler.parts.states()["radix"]
     assert engine.scheduler.parts.radix is None
     [(level, said)] = warnings
     assert level == logging.WARNING and "radix off (" in said[-1] and reason in said[-1]
-    assert results == run(None)[1]
+    assert results == two_with_the_same_start(start, None, **tier)[1]

@@ -62,6 +62,9 @@ WINDOWS: dict[str, dict[str, Any]] = {
         "full_attention": None,
     },
     "mla": {"sliding_windows": (24,), "full_attention": MLA},
+    "mistral 7b v0.1": {"sliding_windows": (40,), "full_attention": None},
+    "windows of two lengths": {"sliding_windows": (9, 70), "full_attention": None},
+    "chunks alone": {"attention_chunks": (24,), "full_attention": None},
 }
 STATES: dict[str, dict[str, Any]] = {
     "states": {"num_recurrent_groups": 1},
@@ -97,7 +100,9 @@ METHODS: list[tuple[str, type[Runner], bool]] = [
     ("eagle", V2Runner, True),
     ("eagle", V1Runner, False),
 ]
-WITH_DRAFTS = ("one group", "gpt-oss", "windows and chunks", "gemma 4", "qwen3-next")
+WITH_DRAFTS = (
+    *("one group", "gpt-oss", "windows and chunks", "gemma 4", "mistral 7b v0.1", "qwen3-next"),
+)
 LOOKAHEAD = {None: 0, "ngram": 0, "ngram_gpu": 0, "eagle": 1}
 NO_METHOD = (None, V1Runner, False)
 NUM_DRAFTS = 4
@@ -221,7 +226,7 @@ HITS = [
     *((layout, *NO_METHOD, 16) for layout in WINDOWS),
     *(
         (layout, *method, 8)
-        for layout, method in zip(cycle(WITH_DRAFTS[:4]), METHODS, strict=False)
+        for layout, method in zip(cycle(WITH_DRAFTS[:5]), METHODS, strict=False)
     ),
 ]
 

@@ -23,6 +23,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "gpt-oss": {"sliding_windows": (24,)},
     "windows and chunks": {"sliding_windows": (9, 70), "attention_chunks": (24,)},
     "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},
+    "windows of two lengths": {"sliding_windows": (24, 70), "full_attention": None},
     "recurrent and a window": {"num_recurrent_groups": 1, "sliding_windows": (40,)},
 }
 

@@ -80,6 +80,7 @@ SLOW_CASES = {
     ),
     ("demo", "eagle"): drafting("eagle", tiny(28, chunk=1024), DRAFTS),
     ("gemma3", "windows"): Case(tiny(52)),
+    ("mistral", "windows in all layers"): Case(tiny(12)),
     ("glm4_moe", "mtp"): drafting("mtp", tiny(27)),
     ("deepseek_v2", "mla"): Case(tiny(54, 16, 128), MLA, ("aborts", "partial hits", "preemptions")),
 }
@@ -90,6 +91,7 @@ NIGHTLY_CASES = {
     ("qwen3_next_mtp", "ngram"): drafting("ngram", tiny(20, chunk=560), RECURRENT),
     ("qwen3_next_mtp", "mtp"): drafting("mtp", tiny(20, chunk=560), RECURRENT),
     ("gemma3", "eagle"): drafting("eagle", tiny(104), has_good_drafts=False),
+    ("mistral", "ngram"): drafting("ngram", tiny(12)),
     ("gemma4", "windows, blocks of two sizes"): Case(tiny(36)),
     ("gemma4", "eagle3"): drafting("eagle3", tiny(72), has_good_drafts=False),
     ("gpt_oss", "windows, by priority"): Case(tiny(31, policy="priority")),

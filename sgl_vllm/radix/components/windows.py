@@ -29,6 +29,9 @@ each size: a leaf owns the blocks up to its end, an internal node only those tha
 or one token before. Only a request that diverges inside the node could use them. What ends at the
 node's end, and so all that continues it, needs the others.
 
+If all layers read a window, a node has a `HOLE` in place of each block of full attention, and the
+blocks of the first group, the longest window, take their part in locking and evicting leaves.
+
 All that distinguishes a sliding window from chunks is `num_skipped`. A further group of full
 attention is a window group that skips nothing.
 """
@@ -41,11 +44,8 @@ from typing import NamedTuple
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.components.component import Component, Given
-from sgl_vllm.radix.node import Match, Node, path_to
+from sgl_vllm.radix.node import HOLE, Match, Node, path_to
 from sgl_vllm.radix.watchers import Watchers
-
-HOLE = -1
-"""Stands for a block that a window group does not have."""
 
 NumSkipped = Callable[[int], int]
 """How many of the first n tokens the group's layers do not read to compute what follows these n. At
@@ -194,11 +194,8 @@ class Windows(Component):
             new = given.windows[index][number - num_known_blocks : end - num_known_blocks]
             if old_end % size:
                 if continued is not None:
-                    tail = continued.windows[index].pop()
-                    if tail != HOLE:
-                        self._remove([tail])
-                        if tail != new[0]:
-                            replaced.append(tail)
+                    tail = self._remove([continued.windows[index].pop()])
+                    replaced += [block_id for block_id in tail if block_id != new[0]]
                 self._notify(node, number * size, (number + 1) * size)
             node.windows[index].extend(new)
             taken += self._add(index, number, new, node)
@@ -222,7 +219,7 @@ class Windows(Component):
             num_blocks = upper.end // group.block_size - upper.start // group.block_size
             of_upper += ids[:num_blocks]
             del ids[:num_blocks]
-            self._blocks.assign([i for i in of_upper if i != HOLE], upper)
+            self._blocks.assign(of_upper, upper)
 
     def move_first(self, node: Node, parent: Node) -> list[int]:
         moved = []
@@ -230,10 +227,9 @@ class Windows(Component):
             if parent.end % group.block_size:
                 block_id = ids.pop(0)
                 of_parent.append(block_id)
-                if block_id != HOLE:
-                    self._blocks.assign([block_id], parent)
-                    moved.append(block_id)
-        return moved
+                self._blocks.assign([block_id], parent)
+                moved.append(block_id)
+        return [block_id for block_id in moved if block_id != HOLE]
 
     # -- evict --------------------------------------------------------------------------------
 
@@ -241,10 +237,14 @@ class Windows(Component):
         removed = []
         for group, ids in zip(self.groups, node.windows, strict=True):
             num_kept = end // group.block_size - node.start // group.block_size
-            removed += [block_id for block_id in ids[num_kept:] if block_id != HOLE]
+            removed += ids[num_kept:]
             del ids[num_kept:]
-        self._remove(removed)
-        return removed
+        return self._remove(removed)
+
+    def begin_of(self, block_id: int) -> int:
+        """The first token of a block."""
+        index, number = self._locations[block_id]
+        return number * self.groups[index].block_size
 
     def drop(self, block_id: int) -> list[int]:
         """Remove one block and nothing else, which makes a hole."""
@@ -323,16 +323,14 @@ class Windows(Component):
 
     def _add(self, index: int, number: int, ids: Sequence[int], node: Node) -> list[int]:
         """`node` owns the blocks in `ids`, whose first has this number. Returns them."""
-        block_ids = [block_id for block_id in ids if block_id != HOLE]
-        if not self._blocks.owners.keys().isdisjoint(block_ids):
+        if not self._blocks.owners.keys().isdisjoint(ids):
             raise ValueError(f"one of the blocks {ids} is already in the tree, at another place")
-        self._blocks.add(block_ids, node)
         self._locations.update(
             (block_id, (index, block_number))
             for block_number, block_id in enumerate(ids, number)
             if block_id != HOLE
         )
-        return block_ids
+        return self._blocks.add(ids, node)
 
     def _leave_hole(self, block_id: int) -> Node:
         """Forget a block, but for `BlockTable`. Returns the node where it was."""
@@ -342,11 +340,12 @@ class Windows(Component):
         node.windows[index][number - node.start // self.groups[index].block_size] = HOLE
         return node
 
-    def _remove(self, block_ids: Sequence[int]) -> None:
-        for block_id in block_ids:
+    def _remove(self, block_ids: Sequence[int]) -> list[int]:
+        removed = self._blocks.remove(block_ids)
+        for block_id in removed:
             del self._locations[block_id]
             self._spare.pop(block_id, None)
-        self._blocks.remove(block_ids)
+        return removed
 
     def _notify(self, node: Node, begin: int, end: int) -> None:
         """Blocks of `node` in `[begin, end)` have appeared or disappeared. Notifies the watchers of

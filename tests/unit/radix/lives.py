@@ -3,7 +3,8 @@
 The model knows of each block its group, its number, and the tokens from the first of the sequence
 to the last in the block, because what a block holds depends on all of them. A state holds the
 tokens and nothing else: it is of use after exactly these. There may be window groups, whose blocks
-have sizes of their own, recurrent groups, both or neither.
+have sizes of their own, recurrent groups, both or neither. Or all groups are windows: then nobody
+has a block of group 0, and the blocks of the first window group are as long as those would be.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any  # Any: hypothesis's `data`
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from sgl_vllm.radix.components.windows import HOLE, WindowGroup
+from sgl_vllm.radix.components.windows import WindowGroup
 from sgl_vllm.radix.eviction_policies import POLICIES
-from sgl_vllm.radix.node import Match, Node
+from sgl_vllm.radix.node import HOLE, Match, Node
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.unit.radix.trees import chunks, sliding_window
@@ -65,6 +66,7 @@ class LifeOfATree(RuleBasedStateMachine):
         policy=st.sampled_from(["lru", *sorted(POLICIES)]),
         kinds=st.lists(st.sampled_from(KINDS), max_size=3),
         memory=st.sampled_from([0, 1 << 11, 1 << 20]),
+        has_full_attention=st.sampled_from([True, True, False]),
         data=st.data(),
     )
     def start(
@@ -74,11 +76,18 @@ class LifeOfATree(RuleBasedStateMachine):
         policy: str,
         kinds: list[Callable[[int], int]],
         memory: int,
+        has_full_attention: bool,
         data: Any,
     ) -> None:
         self.size = block_size
+        self.has_full_attention = has_full_attention
+        if not has_full_attention:
+            num_recurrent_groups = 0
+            kinds = kinds or [data.draw(st.sampled_from(KINDS))]
         sizes = [size for size in range(1, block_size + 1) if block_size % size == 0]
         self.sizes = [block_size, *(data.draw(st.sampled_from(sizes)) for _ in kinds)]
+        if not has_full_attention:
+            self.sizes[1] = block_size
         self.kinds = kinds
         self.recurrent = range(1 + len(kinds), 1 + len(kinds) + num_recurrent_groups)
         self.now = 0.0
@@ -89,6 +98,7 @@ class LifeOfATree(RuleBasedStateMachine):
             window_groups=[*map(WindowGroup, self.sizes[1:], kinds)],
             num_recurrent_groups=num_recurrent_groups,
             max_evicted_bytes=memory,
+            has_full_attention=has_full_attention,
         )
         self.content: dict[int, Content] = {}
         self.holders: dict[int, int] = {}
@@ -189,7 +199,9 @@ class LifeOfATree(RuleBasedStateMachine):
             return
         for group, (size, ids) in enumerate(zip(self.sizes, request.blocks, strict=True)):
             for number in range(begin // size, -(-len(tokens) // size)):
-                if number == len(ids):
+                if number == len(ids) and not (group or self.has_full_attention):
+                    ids.append(HOLE)
+                elif number == len(ids):
                     ids.append(next(self.fresh))
                     self.holders[ids[number]] = 1
                 held = tokens[: (number + 1) * size]
@@ -283,9 +295,12 @@ class LifeOfATree(RuleBasedStateMachine):
         state = self.state_in_tree(namespace, tokens, self.blocks_in_tree())
         return bool(state) and least - len(tokens) < self.size
 
-    def evicting(self, step: Callable[[], list[int]]) -> tuple[list[list[int]], list[int]]:
-        """Run a step that evicts: every sequence keeps what precedes its first evicted block.
-        Returns the blocks that each sequence had, and those evicted."""
+    def evicting(
+        self, step: Callable[[], list[int]], begin: int = 0
+    ) -> tuple[list[list[int]], list[int]]:
+        """Run a step that evicts: every sequence keeps what precedes its first evicted block, and
+        without full attention the tokens before `begin`. Returns the blocks of full attention that
+        each sequence had, and all those evicted."""
         paths, in_tree = [], self.blocks_in_tree()
         for namespace, tokens in self.inserted:
             match = self.tree.match_prefix(namespace, pack(tokens))
@@ -297,6 +312,8 @@ class LifeOfATree(RuleBasedStateMachine):
             kept = next((i for i, block in enumerate(blocks) if block in evicted), None)
             now = self.tree.match_prefix(namespace, pack(tokens)).num_tokens
             least = length if kept is None else kept * self.size
+            if not self.has_full_attention:
+                least = min(length, begin)
             assert now <= length
             assert now >= least or self.is_end_of_a_shared_block(namespace, tokens[:now], least)
         return [blocks for _, blocks in paths], evicted

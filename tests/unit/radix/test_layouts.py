@@ -50,6 +50,7 @@ MLA = MLAAttentionSpec(**LATENT)
 INDEX = MLAAttentionSpec(**SIZES, head_size=128, cache_role=SparseCacheRole.INDEXER)
 WINDOW = SlidingWindowSpec(**SIZES, head_size=128, sliding_window=128)
 ENDLESS = replace(WINDOW, sliding_window=MAX_MODEL_LEN)
+NEARLY_ENDLESS = replace(WINDOW, sliding_window=MAX_MODEL_LEN - 1)
 CHUNK = ChunkedLocalAttentionSpec(**SIZES, head_size=128, attention_chunk_size=64)
 MAMBA = MambaSpec(
     block_size=BLOCK_SIZE, shapes=((4, 4),), dtypes=(torch.float32,), mamba_cache_mode="align"
@@ -129,6 +130,10 @@ SERVED = {
     "an endless window as full attention": [[WINDOW], [ENDLESS]],
     "an endless window beside recurrent layers": [[MAMBA], [ENDLESS]],
     "windows with smaller blocks than full attention": [[WINDOW], [LARGE], [WINDOW, WINDOW]],
+    "windows alone: Mistral 7B v0.1": [[WINDOW, replace(WINDOW, head_size=256)]],
+    "a window a token shorter than the longest request": [[NEARLY_ENDLESS]],
+    "windows of two lengths, and chunks": [[WINDOW], [NEARLY_ENDLESS], [CHUNK]],
+    "chunks alone": [[CHUNK]],
 }
 
 
@@ -139,16 +144,10 @@ def test_layers_that_keep_one_state_for_each_token_are_served_and_others_beside_
 
 LAST = "keep only the last tokens of a request"
 REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
-    "sliding window": (WINDOW, f"SlidingWindowSpec layers {LAST}"),
-    "sliding window, a token shorter than the longest request": (
-        replace(WINDOW, sliding_window=MAX_MODEL_LEN - 1),
-        f"SlidingWindowSpec layers {LAST}",
-    ),
     "sliding window, MLA": (
         SlidingWindowMLASpec(**LATENT, sliding_window=128),
         f"SlidingWindowMLASpec layers {LAST}",
     ),
-    "chunked": (CHUNK, "ChunkedLocalAttentionSpec layers keep only the last chunk of a request"),
     "recurrent": (MAMBA, "MambaSpec layers keep one state per request, not one per token"),
     "recurrent, with a state at the end of a request only": (
         replace(MAMBA, mamba_cache_mode="none"),
@@ -223,20 +222,22 @@ def test_the_layers_of_all_stages_of_a_pipeline_are_kept():
 
 
 NO_FULL = "none of the model's KV-cache groups is full attention"
+SEVERAL_KINDS = "one of the model's KV-cache groups has layers of several kinds"
 NOT_WHOLE = "a block of full attention is not a whole number of a window group's blocks"
 NOT_TOGETHER: dict[str, tuple[list[list[KVCacheSpec]], str]] = {
     "no layer": ([], "the model has no KV cache"),
     "recurrent layers alone": ([[MAMBA], [MAMBA]], NO_FULL),
     "recurrent layers and windows": ([[MAMBA], [WINDOW]], NO_FULL),
-    "windows alone": ([[WINDOW], [WINDOW]], NO_FULL),
     "endless windows of MLA": (
         [[MLA], [SlidingWindowMLASpec(**LATENT, sliding_window=2 * MAX_MODEL_LEN)]],
         f"SlidingWindowMLASpec layers {LAST}",
     ),
     "two kinds in a group": (
         [[FULL], [FULL, WINDOW]],
-        "one of the model's KV-cache groups has layers of several kinds",
+        SEVERAL_KINDS,
     ),
+    "full attention and a window in one group": ([[FULL, WINDOW]], SEVERAL_KINDS),
+    "windows of two lengths in one group": ([[WINDOW, NEARLY_ENDLESS]], SEVERAL_KINDS),
     "states of smaller blocks": (
         [[LARGE], [FULL], [WINDOW], [MAMBA]],
         "MambaSpec layers have blocks of another size than full attention",
@@ -267,6 +268,7 @@ DRAFTS = {"speculative_config": SimpleNamespace(method="ngram"), "num_prefill_lo
 MODEL = {**DRAFTS, "speculative_config": SimpleNamespace(method="draft_model")}
 MODEL["use_v2_model_runner"] = True
 EVENTS = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
+NOT_BESIDE_CONNECTOR = "windows in all layers beside a KV connector, which is not verified"
 CONNECTOR = {"kv_transfer_config": SimpleNamespace()}
 
 
@@ -286,6 +288,9 @@ CONNECTOR = {"kv_transfer_config": SimpleNamespace()}
         ([[MAMBA], [FULL]], EVENTS, None),
         ([[FULL, FULL]], CONNECTOR, None),
         ([[FULL], [WINDOW]], CONNECTOR, None),
+        ([[WINDOW], [WINDOW]], DRAFTS, None),
+        ([[WINDOW]], CONNECTOR, NOT_BESIDE_CONNECTOR),
+        ([[WINDOW], [NEARLY_ENDLESS]], CONNECTOR, NOT_BESIDE_CONNECTOR),
         (
             [[MAMBA], [FULL]],
             CONNECTOR,

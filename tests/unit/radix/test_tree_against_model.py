@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from sgl_vllm.radix.components.state_order import Kind
-from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.invariants import check_tree
-from sgl_vllm.radix.node import holder_of, path_to
+from sgl_vllm.radix.node import HOLE, holder_of, path_to
 from sgl_vllm.radix.prompt_logprobs import Rows, joined, num_tokens_in
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tokens import pack
@@ -56,7 +55,7 @@ class TreeAgainstModel(LifeOfATree):
         if num_cached:
             request.states[num_cached] = state
         for size, ids in zip(self.sizes, hit, strict=True):
-            if num_cached % size:  # a copy of the partial last block
+            if num_cached % size and ids[-1] != HOLE:  # a copy of the partial last block
                 ids[-1] = self.copy(ids[-1], num_cached)
         if num_cached % self.size:  # and of the state
             request.states[num_cached] = [self.copy(block, num_cached) for block in state]
@@ -136,8 +135,10 @@ class TreeAgainstModel(LifeOfATree):
         paths, evicted = self.evicting(lambda: self.tree.evict(num_blocks, self.wanted, ahead))
         free = [block for block in evicted if not self.holders[block]]
         assert len(free) >= min(num_blocks, num_evictable)
-        if self.tree.num_groups == 1 and len(evicted) == len(free):
+        if not self.tree.components and len(evicted) == len(free):
             assert len(free) - min(num_blocks, num_evictable) in range(ahead + 1)
+        if not self.has_full_attention:
+            assert not any(self.holders[i] for i in evicted if self.content[i].group == 1)
         # A held block is evicted only because one before it, which no request holds, was.
         for blocks in paths:
             gone = [bool(self.holders[block]) for block in blocks if block in evicted]
@@ -146,25 +147,31 @@ class TreeAgainstModel(LifeOfATree):
     @rule(age=st.integers(0, 40))
     def expire(self, age):
         _, evicted = self.evicting(lambda: self.tree.expire(self.now - age))
-        of_full_attention = [block for block in evicted if not self.content[block].group]
-        assert not any(self.holders[block] for block in of_full_attention)
+        first_group = int(not self.has_full_attention)
+        of_first_group = [i for i in evicted if self.content[i].group == first_group]
+        assert not any(self.holders[block] for block in of_first_group)
 
     @precondition(lambda self: self.content)
     @rule(data=st.data())
     def evict_one(self, data):
-        """Of a window group, that is a hole and no more; of a recurrent one, its state; of full
-        attention, what continues it."""
+        """Of a window group beside full attention, that is a hole and no more; of a recurrent one,
+        its state; of full attention or else a window group, what continues it."""
         beside = sorted(b for b, held in self.content.items() if held.group and b in self.tree)
         of_full_attention = sorted(self.blocks_in_tree().difference(beside))
         blocks = data.draw(st.sampled_from([beside, of_full_attention])) or sorted(self.content)
         block = data.draw(st.sampled_from(blocks))
         before, gone = self.blocks_in_tree(), self.content[block]
-        _, evicted = self.evicting(lambda: self.tree.evict_block(block))
+        begin = 0  # without full attention, where what goes begins
+        if not self.has_full_attention:
+            begin = gone.number * self.sizes[gone.group] // self.size * self.size
+        _, evicted = self.evicting(lambda: self.tree.evict_block(block), begin)
         assert block not in self.tree
         if block in before and gone.number == STATE:
             assert set(evicted) == self.state_in_tree(gone.namespace, gone.tokens, before)
-        elif block in before and gone.group:
+        elif block in before and gone.group and self.has_full_attention:
             assert evicted == [block]
+        elif block in before and gone.group:
+            assert all(begin < len(self.content[other].tokens) for other in evicted)
         for other in map(self.content.__getitem__, evicted):
             if gone.group == 0 and other.number == STATE:
                 assert len(other.tokens) > gone.number * self.size, "it was before the block"
@@ -218,7 +225,10 @@ class TreeAgainstModel(LifeOfATree):
         num_tokens = self.tree.longest_hit(match, limit)
         assert num_tokens == self.longest_by_the_model(namespace, tokens, match.num_tokens, limit)
         lists = [self.tree.block_ids(match, num_tokens), *self.tree.window_ids(match, num_tokens)]
-        for group, (size, ids) in enumerate(zip(self.sizes, lists, strict=True)):
+        if not self.has_full_attention:
+            assert lists.pop(0) == [HOLE] * -(-num_tokens // self.size)
+        for group, ids in enumerate(lists, int(not self.has_full_attention)):
+            size = self.sizes[group]
             assert len(ids) == -(-num_tokens // size)
             num_skipped = self.num_skipped(group, num_tokens) // size
             assert ids[:num_skipped] == [HOLE] * num_skipped

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sgl_vllm.radix.components.windows import HOLE, WindowGroup
+from sgl_vllm.radix.components.windows import WindowGroup
 from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.node import HOLE
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.unit.radix.trees import Clock, letters, sliding_window

@@ -18,7 +18,9 @@ class FullAttentionSpec(AttentionSpec):
     attention_chunk_size: int | None  # [approximate_reuse]
 
 class MLAAttentionSpec(FullAttentionSpec): ...
-class ChunkedLocalAttentionSpec(AttentionSpec): ...  # [radix]
+
+class ChunkedLocalAttentionSpec(AttentionSpec):  # [radix]
+    attention_chunk_size: int
 
 class SlidingWindowSpec(AttentionSpec):  # [radix]
     sliding_window: int
