@@ -1,4 +1,7 @@
-"""Compiles loops over arrays with numba, and caches the result on disk where possible."""
+"""Compiles loops over arrays with numba, and caches the result on disk where possible.
+
+Without numba, the parts that run these loops are off (`fsm/vllm/part.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar  # Any: functions of numba's have no types
 
-import numba
-from llvmlite.binding import ffi
+try:
+    import numba
+    from llvmlite.binding import ffi
+except ModuleNotFoundError:
+    numba = ffi = None
+HAS_NUMBA = numba is not None
 
 # vLLM's CPU worker reads `__dict__["kernel"]` of every object in its modules. numba's compiler
 # library treats any attribute as a C function, `__dict__` included, so the worker would fail. This
@@ -31,6 +38,8 @@ def compiled(function: Function, *, nogil: bool = False) -> Function:
         nogil: other threads run meanwhile. For what may take long; after it, the thread waits for
             the interpreter, which can be longer than a short function takes.
     """
+    if not HAS_NUMBA:
+        return function
     try:
         fast: Function = numba.njit(cache=True, nogil=nogil)(function)
     except RuntimeError:  # no writable folder for the cache

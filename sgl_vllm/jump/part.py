@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import OutputProcessor
 
+from sgl_vllm import jit
 from sgl_vllm.fsm.vllm.part import why_no_backend
 from sgl_vllm.part import EngineView, Part, returns_routed_experts
 from sgl_vllm.speculation import refusal
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
     """Why no request jumps in an engine of this configuration; None if requests do."""
     model_config = vllm_config.model_config
-    if options.jump_mode == "canonical" and (reason := why_no_backend(vllm_config)):
+    needs_backend = options.jump_mode == "canonical" or not jit.HAS_NUMBA
+    if needs_backend and (reason := why_no_backend(vllm_config)):
         return reason
     if (reason := refusal(vllm_config)) is not None:
         return reason

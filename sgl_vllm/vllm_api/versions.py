@@ -123,8 +123,9 @@ def installation_problem() -> str | None:
     found = installed_vllm()
     if found is None or found.support is Support.UNSUPPORTED:
         return unsupported_message(found)
-    problems = (requirement.problem for requirement in server_requirements())
-    return next((problem for problem in problems if problem), None)
+    wrong = (one for one in server_requirements() if not one.ok)
+    vital = (one.problem for one in wrong if one.installed or one.package != "numba")
+    return next(vital, None)  # without numba, only the parts with compiled loops are off
 
 
 def version_of(package: str) -> str | None:

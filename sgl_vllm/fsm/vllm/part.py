@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
+from sgl_vllm import jit
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.executor import GrammarExecutor
 from sgl_vllm.fsm.vllm.resources import bytes_of_tokens
@@ -33,6 +34,8 @@ PART = Part("fsm", _unsupported)
 
 def why_no_backend(vllm_config: VllmConfig) -> str | None:
     """Why `SglBackend` cannot be the structured-output backend; None if it can."""
+    if not jit.HAS_NUMBA:
+        return "numba is not installed"
     backend = vllm_config.structured_outputs_config.backend
     if backend not in ("auto", "xgrammar", "guidance"):
         return f"the structured-output backend is {backend!r}"

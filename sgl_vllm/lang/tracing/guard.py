@@ -86,9 +86,11 @@ class _Guard:
             stop(f"calling {name} may have side effects", _AS_TOOL)
 
     def _is_foreign(self, owner: object, frame: types.FrameType) -> bool:
-        """Whether `owner` was there before the trace, as far as names tell."""
-        known = (*captured_by(self._function), *frame.f_globals.values())
-        return any(owner is value for value in known)
+        """Whether `owner` was there before the trace, as far as names tell. Not the caches of
+        Python's own modules, such as `re`."""
+        is_pythons = frame.f_globals.get("__name__") in _MODULES
+        known = () if is_pythons else frame.f_globals.values()
+        return any(owner is value for value in (*captured_by(self._function), *known))
 
     def _entered(self, frame: types.FrameType) -> None:
         """Stop in a function written in Python that is not to be traced."""
