@@ -28,6 +28,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sgl_vllm
+from sgl_vllm.demo import MODEL_PATH
 from tests.dockerfiles import script_of
 from tests.packaged_sources import copy_of_sources
 from tools.release.build import build
@@ -233,6 +234,21 @@ def test_next_to_vllm_all_parts_are_found(next_to_vllm: Environment) -> None:
     assert Path(ours).is_relative_to(next_to_vllm.folder / "venv")
     assert Path(of_vllm).is_relative_to(next_to_vllm.folder / "links")
     assert "--model" in next_to_vllm.run("sgl-vllm", "bench", "ab", "--help")
+
+
+def test_without_numba_only_what_runs_compiled_loops_is_off(next_to_vllm: Environment) -> None:
+    links, away = next_to_vllm.folder / "links", next_to_vllm.folder / "away"
+    away.mkdir()
+    for path in links.glob("numba*"):
+        path.rename(away / path.name)
+    try:
+        answer = next_to_vllm.run("sh", "-c", f"sgl-vllm doctor --json {MODEL_PATH} || true")
+    finally:
+        for path in away.iterdir():
+            path.rename(links / path.name)
+    off = {part["name"]: part["reason"] for part in json.loads(answer)["parts"] if part["reason"]}
+    assert {*off} == {"fsm", "jump_forward"}
+    assert all(reason.startswith("numba is not installed") for reason in off.values())
 
 
 def test_the_steps_of_the_dockerfile_install_it(
