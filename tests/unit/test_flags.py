@@ -105,7 +105,7 @@ def test_a_model_behind_the_flags_is_told_where_it_belongs(serve, capsys, words)
             "--plugin SGL-vLLM: --plugin accepts only sgl_vllm; did",
         ),
         (
-            [*ON, "--plugin-config", '{"a":' + "[" * 5_000],
+            [*ON, "--plugin-config", '{"a":' + "[" * 100_000],
             "--plugin-config: the JSON is nested too",
         ),
         ([*ON, "--scheduler-cls", "my.Scheduler"], "sgl_vllm sets its own scheduler class"),
