@@ -1,9 +1,8 @@
 """The wheel with each Python, and what the package index has today, in clean environments.
 
-None of them has vLLM or torch, which would be gigabytes: they run the language, the commands, the
-tree and structured output, each by its own tests. Whether the wheel fits next to vLLM is read from
-the metadata of all packages. pip and uv ask the index; nothing outside the test's folders is
-written.
+None of them has vLLM or torch, which take gigabytes. They run the tests of the language, the
+commands, the tree and structured output. Whether the wheel fits next to vLLM is read from the
+metadata of all packages.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def test_the_client_and_the_pure_parts_run(
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_wheel_fits_next_to_vllm(chosen: dict[str, Future[str]], python: str) -> None:
-    """With vLLM's own pins: all of our requirements, too, and nothing older than vLLM wants."""
+    """One set of packages meets vLLM's own pins and our requirements."""
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", chosen[python].result(), re.M))
     assert pins["vllm"] == NEXT_TO[python]
     assert pins["transformers"].startswith("5.") and pins["openai"].startswith("3.")
