@@ -93,8 +93,8 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         groups = Groups(manager.coordinator.single_type_managers, manager.max_model_len)
         has_drafts = bool(groups.recurrent) and drafting.num_slots > 0
         if groups.recurrent:
-            # A hit ends at a state, and one token earlier there is none. Where the drafter has read
-            # another token than follows, its KV is wrong, which costs a draft at most.
+            # A hit must end at a state, and there is none one token earlier. The drafter's KV of
+            # the last token depends on the next one, so it may be wrong. At most, a draft is lost.
             drafting = replace(drafting, num_lookahead=0)
         manager = adopt(manager, cls)
         longest = groups.max_blocks(manager.max_model_len) + groups.num_groups

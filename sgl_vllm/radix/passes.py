@@ -1,12 +1,12 @@
-"""After which token of a request its recurrent layers have left their state in the running block.
+"""Tracks which token the recurrent state in a request's running block belongs to.
 
-Owns this position, beside speculative decoding. Does not own the blocks (`groups.py`).
+Owns this position, which speculative decoding changes. Does not own the blocks (`groups.py`).
 
-A pass that verifies drafts writes the state after its first token to the *running block*, the one
-in which the pass ends, and the states after the drafts to the blocks behind it (vLLM's
-`MambaSpec.num_speculative_blocks`). Each of the latter has half of a state only: the convolution's
-half stays in the running block. So the state after the first token is the only whole one. If the
-accepted drafts fill the running block, vLLM moves the state after the last of them there.
+A pass that verifies drafts ends in the *running block* and writes the state after its first token
+there. The states after the drafts go to the next blocks (`MambaSpec.num_speculative_blocks` in
+vLLM), but without their convolution part, which stays in the running block. So only the state after
+the first token is complete. If the accepted drafts fill the running block, vLLM moves the state
+after the last accepted draft there.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Passes:
         }
 
     def state_end(self, request: Request) -> int | None:
-        """After how many of the request's tokens the state in its running block is, once all
-        passes in flight have run; None if none of it is whole there, or that is not known."""
+        """Number of tokens covered by the state in the request's running block once all passes in
+        flight have run. None if that block has no complete state, or if the number is unknown."""
         if not self.has_drafts:
             return request.num_computed_tokens
         in_flight, name = request.num_in_flight_tokens, request.request_id
         last = self._scheduled if in_flight else self._known
         num_scheduled = last.num_scheduled_tokens.get(name, 0) if last is not None else 0
         if last is None or not num_scheduled or in_flight not in (0, num_scheduled):
-            return None  # several passes are in flight, or its last one is long ago
+            return None  # several passes are in flight, or the last pass did not run this request
         if name not in last.scheduled_spec_decode_tokens:
             return request.num_computed_tokens
         num_accepted = 0 if in_flight else self._num_accepted.get(name, 0)

@@ -309,8 +309,8 @@ class RadixTree(PrefixTree):
 
     def evict_block(self, block_id: int) -> list[int]:
         """Evict `block_id`, whose contents are wrong, and all that continues it, locked or not.
-        Beside full attention, nothing continues the block of a window group; with one of a
-        recurrent group goes the state that it is part of.
+        With full attention, evicting a block of a window group evicts nothing else. Evicting a
+        block of a recurrent group evicts the whole state that it is part of.
 
         Returns every block evicted; none if `block_id` is not in the tree.
         """

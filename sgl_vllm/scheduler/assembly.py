@@ -222,8 +222,8 @@ def renew(parts: Parts) -> None:
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
-    # vLLM's own cache drops the last block of a hit for a drafter that reads ahead, and so keeps no
-    # recurrent state after it.
+    # For a drafter that reads ahead, stock vLLM drops the last block of each hit, so it does not
+    # keep the recurrent state there. The tree needs that state.
     scheduler.use_eagle_block_drop = False
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,

@@ -194,7 +194,7 @@ class EngineControl:
         ]
 
     def round_hit(self, request: Request) -> None:
-        """Do for an admitted request what `routes/incoming.py` does where the frontend has it."""
+        """Round an admitted request's reported hit, for frontends without `routes/incoming.py`."""
         radix, told = self._parts.radix, getattr(request, "prefill_stats", None)
         if self._rounds_hits and radix is not None and told is not None and not request.cache_salt:
             told.num_cached_tokens -= told.num_cached_tokens % radix.block_size
@@ -249,7 +249,7 @@ class EngineControl:
         log_states(self._parts)
 
     def round_hits(self) -> None:
-        """From now on, if the frontend is not the plugin's, `round_hit` has an effect."""
+        """Make `round_hit` take effect if the frontend does not have the plugin's routes."""
         has_no_routes = ROUNDS_KEY in (self._vllm_config.additional_config or {})
         self._rounds_hits = has_no_routes and not self._options.tells_exactly
 

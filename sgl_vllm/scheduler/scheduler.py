@@ -218,7 +218,7 @@ class SglSchedulerMixin(Scheduler):
         num_new_tokens = super()._mamba_block_aligned_split(request, num_new_tokens, *num_before)
         start = request.num_computed_tokens + sum(num_before)
         if not start and request.num_tokens == 1:
-            return 1  # vLLM pads it with drafts, and its layers would take them for the prompt
+            return 1  # vLLM would pad it with drafts, which the layers would treat as prompt
         for part in self.parts.that_have(StepHooks.cut_to_stop):
             num_new_tokens = part.cut_to_stop(request, start, num_new_tokens)
         return num_new_tokens

@@ -72,7 +72,7 @@ class StepTimer:
         self._seconds["wait_s"] += time.monotonic() - self._ended_s
 
     def did_not_wait(self) -> None:
-        """What the engine did since the last part ended was no wait."""
+        """Exclude the time since the last part ended from `wait_s`."""
         self._ended_s = time.monotonic()
 
     def timed(

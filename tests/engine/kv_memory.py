@@ -38,9 +38,9 @@ class Reader(NamedTuple):
 class StateStep(NamedTuple):
     """What a request makes of its state in a pass, in one of its recurrent groups.
 
-    A state has two halves. After a pass that verifies drafts, the one of each of its tokens is in a
-    block of its own, the *running* one and those behind it in the request's table; and the running
-    block has the other half after each of them.
+    A state has two halves. A pass that verifies drafts writes the first half of each token's state
+    to a separate block: the *running* block and those after it in the request's block table. The
+    second halves of all these states are in the running block.
 
     Attributes:
         blocks: of the request.
@@ -153,9 +153,9 @@ class KvMemory:
                 raise WrongKvError(f"request {step.request_id} goes on from a wrong state")
 
     def accept(self, step: StateStep, num_computed: int, num_accepted: int) -> int:
-        """Of the pass of this step, so many tokens were accepted, and so many of the request are
-        computed now. If they end a block, vLLM copies the state there to that block. Returns the
-        number of accepted tokens that counts in the next pass."""
+        """Apply the result of a pass: `num_accepted` tokens were accepted, and the request now has
+        `num_computed`. If they reach the end of a block, vLLM copies the state at that point to the
+        block. Returns `num_accepted` of the next `StateStep`."""
         size = self._slots.shape[1]
         num_before = num_computed - num_accepted
         end = num_computed // size * size

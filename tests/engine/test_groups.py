@@ -253,7 +253,7 @@ def test_with_room_for_all_a_hit_loses_only_what_a_drafter_has_read_ahead(
 
 
 @pytest.mark.parametrize(("method", "runner", "is_async"), METHODS)
-def test_beside_drafts_states_are_found_at_the_end_of_a_prompt_and_next_to_that_of_an_answer(
+def test_with_drafts_hits_reach_the_end_of_a_prompt_and_nearly_the_end_of_an_answer(
     method, runner, is_async
 ):
     length = 1 + 8 * (NUM_DRAFTS + 1)  # no pass goes past the end

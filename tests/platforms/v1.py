@@ -7,11 +7,11 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
 def count_all_sampled_tokens(patch: pytest.MonkeyPatch) -> None:
-    """Mend an error of vLLM 0.32's V1 runner, which has placeholders for what a request has sampled
-    until a request with penalties or `bad_words` joins the batch. Then one sampled token takes the
-    place of all placeholders, so that a request with `min_tokens` goes on for too long.
+    """Work around a bug in vLLM 0.32's V1 runner. It keeps placeholders for sampled tokens until a
+    request with penalties or `bad_words` joins the batch. Then it replaces all placeholders of a
+    request with one token, so a request with `min_tokens` runs too long.
 
-    Here the other placeholders stay.
+    This patch keeps the other placeholders.
     """
     replace = InputBatch.update_async_output_token_ids
 

@@ -29,8 +29,8 @@ each size: a leaf owns the blocks up to its end, an internal node only those tha
 or one token before. Only a request that diverges inside the node could use them. What ends at the
 node's end, and so all that continues it, needs the others.
 
-If all layers read a window, a node has a `HOLE` in place of each block of full attention, and the
-blocks of the first group, the longest window, take their part in locking and evicting leaves.
+If every layer has a window, a node has a `HOLE` in place of each block of full attention. Then the
+blocks of the first group, which has the longest window, decide whether a leaf can be evicted.
 
 All that distinguishes a sliding window from chunks is `num_skipped`. A further group of full
 attention is a window group that skips nothing.

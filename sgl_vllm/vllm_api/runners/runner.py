@@ -1,10 +1,10 @@
-"""What parts need of vLLM's model runner, and what they know of its kind.
+"""The interface between the plugin's parts and vLLM's model runners.
 
-Owns the interface, and the forced tokens of a step on their way to the runner. Does not own which
-tokens are forced, nor when (`jump/jump.py`). Imports no vLLM at run time.
+Owns the interface, and how the forced tokens of a step reach the runner. Does not own which tokens
+are forced, nor when (`jump/jump.py`). Does not import vLLM at run time.
 
-vLLM schedules a running request for all tokens that it has and has not computed, and its runners
-know every token that they have sampled. They only have to be told the forced ones:
+vLLM schedules every uncomputed token of a running request, and its runners know the tokens that
+they sampled. So the plugin only has to send the forced ones:
 
     the row of a request    prompt, output .. t            t is computed, s sampled in flight
     ForcedRow               start = after t, f1 .. fk
@@ -30,9 +30,9 @@ class ForcedRow(NamedTuple):
     """The end of a request's tokens, with forced ones among them.
 
     Attributes:
-        start: position of the first of `tokens`, and of a running request the first one that the
-            step computes.
-        tokens: all tokens of the request from there on.
+        start: position of `tokens[0]`. For a running request, the first position that the step
+            computes.
+        tokens: all tokens of the request from `start` on.
     """
 
     start: int
@@ -59,13 +59,13 @@ class Live(Protocol):
 
 
 class Runner(ABC):
-    """A worker's runner, around vLLM's object. The class says what is known of its kind.
+    """Wraps a worker's vLLM model runner. Class attributes describe the kind of runner.
 
     Attributes:
-        updates_by: the method that takes a step's changes of requests, which no other kind has.
+        updates_by: vLLM's method that applies a step's changes to requests. It identifies the kind.
         is_proven: the project's tests run it as users do: on CPUs, and in pipelines.
         has_ragged_graphs: it can capture full CUDA graphs for rows of different lengths.
-        adds_with_output: vLLM sends it the output, too, of a request that it adds.
+        adds_with_output: when vLLM adds a request, it also sends the request's output so far.
         draws_by_position: the random numbers of a request with a seed depend on positions alone.
             Otherwise each sampled token advances a generator, and forced tokens do not.
         why_no_draft_model: why the tree is off beside a draft model, for several KV-cache groups.
@@ -88,6 +88,6 @@ class Runner(ABC):
 
     @abstractmethod
     def before_forward(self, act: Act) -> None:
-        """From now on, act in each step before the forward pass, when new blocks are zeroed and
-        vLLM's own copies made. `act` returns the requests that the scheduler has moved to another
-        position."""
+        """Call `act` in each later step, after vLLM has zeroed new blocks and copied others, and
+        before the forward pass. `act` returns the requests whose position the scheduler has
+        changed."""

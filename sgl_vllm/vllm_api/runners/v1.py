@@ -25,8 +25,8 @@ class V1(Runner):
     live: GPUModelRunner
 
     def take_forced(self) -> None:
-        """Before the step's changes, because the runner passes them on to logits processors, which
-        look at how many tokens there are. A request that enters the batch gets its tokens then."""
+        """Writes forced tokens before the runner applies a step's changes, because it then calls
+        logits processors, which count tokens. Requests outside the batch get theirs on entry."""
         rows: Mapping[str, ForcedRow] = {}
 
         @wrap(self.live, "_update_states")
