@@ -87,7 +87,7 @@ def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
     if not vllm_config.model_config.is_hybrid:
         return None
     if vllm_config.kv_transfer_config is not None:
-        return "with recurrent layers, a KV connector would have to store and load their states"
+        return "vLLM's KV connectors know recurrent states at the ends of blocks only"
     if vllm_config.cache_config.prefix_match_unit:
         return (
             "with recurrent layers, prefix_match_unit moves the states that vLLM leaves in blocks"

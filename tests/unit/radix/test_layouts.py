@@ -294,7 +294,7 @@ CONNECTOR = {"kv_transfer_config": SimpleNamespace()}
         (
             [[MAMBA], [FULL]],
             CONNECTOR,
-            "with recurrent layers, a KV connector would have to store and load their states",
+            "vLLM's KV connectors know recurrent states at the ends of blocks only",
         ),
     ],
 )
