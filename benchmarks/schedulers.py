@@ -153,6 +153,7 @@ def _speculation(settings: EngineSettings, model_config: ModelConfig) -> Specula
         **with_model,
     )
     config.method = settings.speculation
+    config.disable_eagle_block_drop = settings.num_recurrent_groups > 0  # as the plugin sets it
     return config
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar  # Any: functions of numba's have no types
 try:
     import numba
     from llvmlite.binding import ffi
-except ModuleNotFoundError:
+except (ImportError, OSError):  # not installed, or not for this NumPy
     numba = ffi = None
 HAS_NUMBA = numba is not None
 

@@ -102,6 +102,19 @@ class JumpForward(StepHooks):
                 if request.spec_token_ids and part.may_jump(request, self._limits):
                     request.spec_token_ids = []
 
+    def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
+        """When vLLM admits a request of which one token is left, it adds placeholders of drafts,
+        which may be accepted. Leaves them out of a request that may jump."""
+        num_padded = start + num_new_tokens - request.num_tokens
+        if (
+            self._has_drafts
+            and request.status != RequestStatus.RUNNING
+            and 0 < num_padded < num_new_tokens
+            and part.may_jump(request, self._limits)
+        ):
+            return num_new_tokens - num_padded
+        return num_new_tokens
+
     def grammar_is_ready(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""
         if request.num_output_tokens or not part.may_open(request, self._limits):

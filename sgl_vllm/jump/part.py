@@ -42,6 +42,12 @@ def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
         return "routed experts are returned, and vLLM asks for those of the last token of a step"
     if getattr(vllm_config.cache_config, "use_replayssm", False):  # vLLM 0.31 has none
         return "replaying SSM states counts the steps of a request, not its tokens"
+    if (
+        vllm_config.speculative_config is not None
+        and model_config.is_hybrid
+        and vllm_config.cache_config.mamba_cache_mode != "align"
+    ):
+        return "with recurrent layers and drafts, it needs --mamba-cache-mode align"
     runner = kind_of(vllm_config)
     is_pipeline = vllm_config.parallel_config.pipeline_parallel_size > 1
     if is_pipeline and not runner.is_proven and options.self_check != "on":

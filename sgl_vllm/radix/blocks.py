@@ -80,6 +80,12 @@ class BlockTable:
         """The blocks that keep the tokens of a leaf in the tree while they are locked."""
         return node.block_ids if self.has_full_attention else node.windows[0]
 
+    def num_locking(self, node: Node) -> int:
+        """How many blocks `locking` has, holes left out."""
+        if self.has_full_attention:
+            return len(node.block_ids)
+        return sum(block_id != HOLE for block_id in node.windows[0])
+
     def has_tail(self, node: Node) -> bool:
         """Whether it also ends inside its last block, so that this block is a tail
         (`eviction_order.py`)."""

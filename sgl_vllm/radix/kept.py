@@ -28,13 +28,14 @@ class _Tenant:
     marked node, most recently marked last. `num_blocks`: the sum over `marked`."""
 
     leaves: LeafQueue
+    num_blocks_of: Callable[[Node], int]
     marked: OrderedDict[Node, int] = field(default_factory=OrderedDict)
     num_blocks: int = 0
 
     def count(self, node: Node) -> None:
         self.forget(node)
-        self.marked[node] = len(node.block_ids)
-        self.num_blocks += len(node.block_ids)
+        self.marked[node] = self.num_blocks_of(node)
+        self.num_blocks += self.marked[node]
 
     def forget(self, node: Node) -> None:
         self.num_blocks -= self.marked.pop(node, 0)
@@ -57,6 +58,7 @@ class KeptPrefixes:
         self.max_blocks = 0
         self._key: EvictionPolicy = lambda node: (node.kept_until > clock(), policy(node))
         self._is_candidate = blocks.is_evictable
+        self._num_blocks = blocks.num_locking
         self._clock = clock
         self.clear()
 
@@ -70,13 +72,15 @@ class KeptPrefixes:
         """Mark the nodes in the first `max_blocks` blocks of `path`, which starts below the root,
         until `until_s` on the tree's clock."""
         root = _root_of(path[0])
-        ends = itertools.accumulate(len(node.block_ids) for node in path)
+        ends = itertools.accumulate(map(self._num_blocks, path))
         path = [node for node, end in zip(path, ends, strict=True) if end <= self.max_blocks]
         if not path:
             return
         tenant = self._tenants.get(root)
         if tenant is None:
-            tenant = self._tenants[root] = _Tenant(LeafQueue(self._key, self._is_candidate))
+            tenant = self._tenants[root] = _Tenant(
+                LeafQueue(self._key, self._is_candidate), self._num_blocks
+            )
             for leaf in filter(self._is_candidate, subtree(root)):
                 tenant.leaves.push(leaf)
         for node in reversed(path):
@@ -118,7 +122,7 @@ class KeptPrefixes:
             return None
         if self._spared is not leaf:
             self._spared, self._num_paid = leaf, 0
-        self._evicted = other, len(other.block_ids)
+        self._evicted = other, self._num_blocks(other)
         return other
 
     def settle(self) -> None:
@@ -126,8 +130,8 @@ class KeptPrefixes:
         if self._evicted is None or self._spared is None:
             return
         (other, num_before), self._evicted = self._evicted, None
-        self._num_paid += num_before - (len(other.block_ids) if other.parent is not None else 0)
-        if self._num_paid >= len(self._spared.block_ids):
+        self._num_paid += num_before - (self._num_blocks(other) if other.parent is not None else 0)
+        if self._num_paid >= self._num_blocks(self._spared):
             self._spared.last_used = max(self._spared.last_used, other.last_used)
             self._spared = None
 

@@ -11,12 +11,23 @@ after the last accepted draft there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+
+class _Pass(NamedTuple):
+    """By request id, how many tokens a pass computes, and its drafts."""
+
+    num_tokens: Mapping[str, int]
+    drafts: Mapping[str, Sequence[int]]
+
+
+_NO_PASS = _Pass({}, {})
 
 
 class Passes:
@@ -30,23 +41,24 @@ class Passes:
     def __init__(self, block_size: int, *, has_drafts: bool) -> None:
         self._block_size = block_size
         self.has_drafts = has_drafts
-        self._scheduled: SchedulerOutput | None = None
-        self._known: SchedulerOutput | None = None
-        self._num_accepted: dict[str, int] = {}  # in that one, with each pass's first token
+        self._scheduled = self._known = _NO_PASS
+        self._num_accepted: dict[str, int] = {}  # in `_known`, with each pass's first token
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """A pass was scheduled."""
-        self._scheduled = output
+        if self.has_drafts:
+            drafts = output.scheduled_spec_decode_tokens
+            self._scheduled = _Pass(output.num_scheduled_tokens, drafts)
 
     def sampled(self, output: SchedulerOutput, sampled: ModelRunnerOutput) -> None:
         """vLLM is about to read what a pass has sampled, and to cut it where an answer ends."""
-        tokens, index = sampled.sampled_token_ids, sampled.req_id_to_index
-        self._known = output
-        self._num_accepted = {
-            name: len(tokens[index[name]])
-            for name in output.scheduled_spec_decode_tokens
-            if name in index
-        }
+        if self.has_drafts:
+            tokens, index = sampled.sampled_token_ids, sampled.req_id_to_index
+            drafts = output.scheduled_spec_decode_tokens
+            self._known = _Pass(output.num_scheduled_tokens, drafts)
+            self._num_accepted = {
+                name: len(tokens[index[name]]) for name in drafts if name in index and tokens
+            }
 
     def state_end(self, request: Request) -> int | None:
         """Number of tokens covered by the state in the request's running block once all passes in
@@ -55,10 +67,10 @@ class Passes:
             return request.num_computed_tokens
         in_flight, name = request.num_in_flight_tokens, request.request_id
         last = self._scheduled if in_flight else self._known
-        num_scheduled = last.num_scheduled_tokens.get(name, 0) if last is not None else 0
-        if last is None or not num_scheduled or in_flight not in (0, num_scheduled):
+        num_scheduled = last.num_tokens.get(name, 0)
+        if not num_scheduled or in_flight not in (0, num_scheduled):
             return None  # several passes are in flight, or the last pass did not run this request
-        if name not in last.scheduled_spec_decode_tokens:
+        if name not in last.drafts:
             return request.num_computed_tokens
         num_accepted = 0 if in_flight else self._num_accepted.get(name, 0)
         if not (num_accepted or in_flight):

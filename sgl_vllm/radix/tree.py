@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.states import RecurrentStates
 from sgl_vllm.radix.node import (
+    HOLE,
     NO_MATCH,
     Match,
     Namespace,
@@ -348,6 +349,9 @@ class RadixTree(PrefixTree):
         locking = self.blocks.locking(leaf)
         while num_kept > min_kept and locking[num_kept - 1] not in self.blocks.locked:
             num_kept -= 1
+        if not self.blocks.has_full_attention:
+            while num_kept and locking[num_kept - 1] == HOLE:
+                num_kept -= 1  # nothing can read these tokens any more
         if num_kept == 0 and self.states is not None:
             self._leave_shared_block(leaf)
         return self._cut(leaf, (leaf.start // self.block_size + num_kept) * self.block_size)

@@ -222,9 +222,6 @@ def renew(parts: Parts) -> None:
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
-    # For a drafter that reads ahead, stock vLLM drops the last block of each hit, so it does not
-    # keep the recurrent state there. The tree needs that state.
-    scheduler.use_eagle_block_drop = False
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,
         engine.options,

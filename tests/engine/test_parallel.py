@@ -30,7 +30,7 @@ def start_parallel(start, setting: Setting, **parallel: int) -> Engine:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_all_parts_are_on_and_every_request_gets_what_stock_gives(start, parallel):
-    program = random_program(11, 40)
+    program = random_program(14, 40)
     # A pipeline computes what one process computes; a sum of two parts is rounded differently.
     in_one = parallel == "pipeline_parallel_size"
     of_stock = {} if in_one else {parallel: 2}

@@ -20,7 +20,7 @@ IN_CI = {
     "v1-async": ("jump_pressure", "jump_forward"),
     "v2-async": (
         *("programs", "json_passes", "jump_forward", "jump_pressure", "jump_graphs", "radix"),
-        "jump_images",
+        *("jump_images", "recurrent_drafts"),
     ),
 }
 """On a GPU, vLLM chooses v2-async."""
@@ -30,10 +30,11 @@ ALL = {
         *("programs", "speculation", "approximate_reuse", "jump_pressure", "json_passes"),
         *("jump_forward", "radix", "jump_images"),
     ),
-    "v2-sync": ("speculation", "jump_forward", "radix"),
+    "v2-sync": ("speculation", "jump_forward", "radix", "recurrent_drafts"),
     "v2-async": (
         *("recurrent_models", "programs", "speculation", "approximate_reuse", "jump_pressure"),
         *("json_passes", "jump_forward", "jump_graphs", "radix", "jump_images"),
+        "recurrent_drafts",
     ),
 }
 

@@ -35,7 +35,7 @@ PART = Part("fsm", _unsupported)
 def why_no_backend(vllm_config: VllmConfig) -> str | None:
     """Why `SglBackend` cannot be the structured-output backend; None if it can."""
     if not jit.HAS_NUMBA:
-        return "numba is not installed (pip install numba)"
+        return "numba cannot be imported (pip install numba)"
     backend = vllm_config.structured_outputs_config.backend
     if backend not in ("auto", "xgrammar", "guidance"):
         return f"the structured-output backend is {backend!r}"

@@ -35,6 +35,7 @@ class CompilationConfig:  # [jump_graph_tokens, preview]
 
 class CacheConfig:
     enable_prefix_caching: bool
+    mamba_cache_mode: str  # [jump_forward]
     prefix_match_unit: int | None  # [radix]
     cache_dtype: str  # [self_check, approximate_reuse]
     block_size: int  # [routes, rank_routing]
@@ -98,6 +99,7 @@ class SpeculativeConfig:
     method: str | None
     model: str | None  # [self_check]
     num_speculative_tokens: int | None
+    disable_eagle_block_drop: bool  # [radix]
     draft_model_config: ModelConfig  # [preview]
     draft_parallel_config: ParallelConfig  # [preview]
 

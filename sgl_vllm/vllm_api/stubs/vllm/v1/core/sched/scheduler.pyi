@@ -25,7 +25,6 @@ class Scheduler:
     max_model_len: int
     use_v2_model_runner: bool
     has_mamba_layers: bool  # [jump_forward]
-    use_eagle_block_drop: bool  # [radix]
     requests: dict[str, Request]
     running: list[Request]
     max_num_running_reqs: int  # [approximate_reuse]
