@@ -279,7 +279,8 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         self.pool.index_scheduled()
 
     def after_schedule(self, output: SchedulerOutput) -> Iterable[tuple[Request, int]]:
-        self.passes.scheduled(output)
+        if self.passes.has_drafts:
+            self.pool.guarded(self.passes.scheduled, output)
         return ()
 
     def before_update(
@@ -288,7 +289,8 @@ class RadixKVCacheManager(AllocatingManager, StepHooks):
         sampled: ModelRunnerOutput,
         requests: Mapping[str, Request],
     ) -> None:
-        self.passes.sampled(scheduled, sampled)
+        if self.passes.has_drafts:
+            self.pool.guarded(self.passes.sampled, scheduled, sampled)
 
     def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer

@@ -46,19 +46,16 @@ class Passes:
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """A pass was scheduled."""
-        if self.has_drafts:
-            drafts = output.scheduled_spec_decode_tokens
-            self._scheduled = _Pass(output.num_scheduled_tokens, drafts)
+        self._scheduled = _Pass(output.num_scheduled_tokens, output.scheduled_spec_decode_tokens)
 
     def sampled(self, output: SchedulerOutput, sampled: ModelRunnerOutput) -> None:
         """vLLM is about to read what a pass has sampled, and to cut it where an answer ends."""
-        if self.has_drafts:
-            tokens, index = sampled.sampled_token_ids, sampled.req_id_to_index
-            drafts = output.scheduled_spec_decode_tokens
-            self._known = _Pass(output.num_scheduled_tokens, drafts)
-            self._num_accepted = {
-                name: len(tokens[index[name]]) for name in drafts if name in index and tokens
-            }
+        tokens, index = sampled.sampled_token_ids, sampled.req_id_to_index
+        drafts = output.scheduled_spec_decode_tokens
+        self._known = _Pass(output.num_scheduled_tokens, drafts)
+        self._num_accepted = {
+            name: len(tokens[index[name]]) for name in drafts if name in index and tokens
+        }
 
     def state_end(self, request: Request) -> int | None:
         """Number of tokens covered by the state in the request's running block once all passes in

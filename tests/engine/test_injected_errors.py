@@ -27,7 +27,7 @@ from tests.engine.machine import Machine
 ENTRY_POINTS = {
     *("sgl_vllm.radix.pool", "sgl_vllm.radix.manager", "sgl_vllm.radix.allocation"),
     *("sgl_vllm.scheduler.queue", "sgl_vllm.scheduler.scheduler"),
-    *("sgl_vllm.scheduler.control", "sgl_vllm.scheduler.assembly"),
+    *("sgl_vllm.scheduler.control", "sgl_vllm.scheduler.assembly", "sgl_vllm.scheduler.step_times"),
 }
 """vLLM calls the methods of these modules, so an injected error would be raised into vLLM."""
 

@@ -26,7 +26,7 @@ class SegmentsAgainstModel(TreeAgainstModel):
         data=st.data(),
     )
     def start(self, block_size, policy, max_segments, data):
-        super().start(block_size, 0, policy, [], 0, data)
+        super().start(block_size, 0, policy, [], 0, True, data)
         self.index = SegmentIndex(self.tree, max_segments)
         self.max_segments = max_segments
         self.segments: list[tuple[str, list[int]]] = []
