@@ -33,6 +33,7 @@ ENTRY_POINTS = {
 
 TRUSTED = {
     *("WaitingRows.add", "WaitingRows.pop", "WaitingRows.discard", "WaitingRows._resize"),
+    *("WaitingRows._release", "Groups.in_vllms_order"),
     *("WaitingQueue.discard", "WaitingQueue._forget_order", "_Interned.acquire"),
     *("_Interned.release", "Lookup.step_starts", "Lookup.note_copied", "Lookup.is_waiting"),
     *("ScoredRequests.expect", "ScoredRequests.before_update", "ScoredRequests.after_update"),
