@@ -324,9 +324,16 @@ def test_no_request_of_a_check_is_announced_or_stored(start, right, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_a_model_without_radix_has_its_other_parts_checked(start):
+def test_windows_in_all_layers_pass_the_check(start):
     overrides = {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4}
     engine = start(plugin={}, hf_overrides=overrides, **SETTINGS)
+    assert set(engine.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_an_engine_without_the_tree_has_its_other_parts_checked(start):
+    engine = start(plugin={"radix": False}, **SETTINGS)
     states = engine.scheduler.sgl_vllm.stats().parts
     assert {name for name in ALL if states[name] == "on"} == {"schedule", "fsm", "jump_forward"}
     assert "self-check" not in states["radix"] + states["select"]
