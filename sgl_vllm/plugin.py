@@ -258,8 +258,8 @@ def _create_engine_config(
         held.backend, vllm_config.structured_outputs_config = "guidance", held
     speculative = vllm_config.speculative_config
     if options.radix and speculative is not None and vllm_config.model_config.is_hybrid:
-        # For a drafter that reads ahead, stock drops the last block of each hit, and keeps the
-        # recurrent state a block earlier. The tree needs the state where it is.
+        # With a drafter that reads ahead, stock vLLM drops the last block of each hit and keeps the
+        # recurrent state one block earlier. The tree needs the state after the last whole block.
         speculative.disable_eagle_block_drop = True
     if options.rank_routing and vllm_config.parallel_config.data_parallel_size > 1:
         _route_ranks_by_prefix()

@@ -89,8 +89,8 @@ def refusal(vllm_config: VllmConfig) -> str | None:
     method = speculative.method or "none"
     support = METHODS.get(method, Support("it is not known to this version"))
     reason = support.refused or _why_lookahead_is_refused(vllm_config)
-    if getattr(vllm_config.cache_config, "use_replayssm", False):  # vLLM 0.31 has none
-        reason = reason or "with --use-replayssm a pass leaves no recurrent state behind"
+    if reason is None and replays_states(vllm_config):
+        reason = "with --use-replayssm a pass leaves no recurrent state behind"
     return f"speculative decoding with {method}: {reason}" if reason else None
 
 
@@ -125,6 +125,11 @@ def drafting_of(vllm_config: VllmConfig) -> Drafting:
         return NO_DRAFTING
     num_slots = 2 * (speculative.num_speculative_tokens or 0) + 1
     return Drafting(vllm_config.num_prefill_lookahead_tokens, num_slots)
+
+
+def replays_states(vllm_config: VllmConfig) -> bool:
+    """Whether `--use-replayssm` is set. vLLM 0.31 does not have it."""
+    return getattr(vllm_config.cache_config, "use_replayssm", False)
 
 
 def _why_lookahead_is_refused(vllm_config: VllmConfig) -> str | None:

@@ -12,7 +12,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from sgl_vllm import jit
 from sgl_vllm.fsm.vllm.part import why_no_backend
 from sgl_vllm.part import EngineView, Part, returns_routed_experts
-from sgl_vllm.speculation import refusal
+from sgl_vllm.speculation import refusal, replays_states
 from sgl_vllm.vllm_api.runners import kind_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def why_unsupported(vllm_config: VllmConfig, options: Options) -> str | None:
         return "sampling masks are returned for every token"
     if returns_routed_experts(vllm_config):
         return "routed experts are returned, and vLLM asks for those of the last token of a step"
-    if getattr(vllm_config.cache_config, "use_replayssm", False):  # vLLM 0.31 has none
+    if replays_states(vllm_config):
         return "replaying SSM states counts the steps of a request, not its tokens"
     if (
         vllm_config.speculative_config is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sgl_vllm.radix.node import HOLE, Node
+from sgl_vllm.radix.node import Node, without_holes
 
 
 @dataclass(slots=True, eq=False)
@@ -37,18 +37,18 @@ class BlockTable:
 
     def add(self, block_ids: Sequence[int], node: Node) -> list[int]:
         """New blocks. The caller of the tree uses them, so they are locked. Returns them."""
-        added = _without_holes(block_ids)
+        added = without_holes(block_ids)
         self.owners.update(dict.fromkeys(added, node))
         self.locked.update(added)
         return added
 
     def assign(self, block_ids: Sequence[int], node: Node) -> None:
         """Blocks of the table move to another node."""
-        self.owners.update(dict.fromkeys(_without_holes(block_ids), node))
+        self.owners.update(dict.fromkeys(without_holes(block_ids), node))
 
     def remove(self, block_ids: Sequence[int]) -> list[int]:
         """Blocks leave the table. Returns them."""
-        removed = _without_holes(block_ids)
+        removed = without_holes(block_ids)
         for block_id in removed:
             del self.owners[block_id]
         self.locked.difference_update(removed)
@@ -84,13 +84,9 @@ class BlockTable:
         """How many blocks `locking` has, holes left out."""
         if self.has_full_attention:
             return len(node.block_ids)
-        return sum(block_id != HOLE for block_id in node.windows[0])
+        return len(without_holes(node.windows[0]))
 
     def has_tail(self, node: Node) -> bool:
         """Whether it also ends inside its last block, so that this block is a tail
         (`eviction_order.py`)."""
         return node.end % self.block_size != 0 and self.is_evictable(node)
-
-
-def _without_holes(block_ids: Sequence[int]) -> list[int]:
-    return [i for i in block_ids if i != HOLE] if HOLE in block_ids else [*block_ids]

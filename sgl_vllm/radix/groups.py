@@ -146,8 +146,8 @@ class Groups:
         return [one[number].block_id for one in blocks]
 
     def in_vllms_order(self, lists: Sequence[T]) -> tuple[T, ...]:
-        """One thing for each group, from the tree's order into vLLM's. Without full attention, the
-        first thing is left out."""
+        """Reorder one item per group from the tree's order to vLLM's. Without full attention, drop
+        the first item."""
         return tuple([lists[index] for index in self._tree_order_index])
 
     def max_blocks(self, num_tokens: int, num_hit: int = 0) -> int:

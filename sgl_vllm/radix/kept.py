@@ -28,14 +28,13 @@ class _Tenant:
     marked node, most recently marked last. `num_blocks`: the sum over `marked`."""
 
     leaves: LeafQueue
-    num_blocks_of: Callable[[Node], int]
     marked: OrderedDict[Node, int] = field(default_factory=OrderedDict)
     num_blocks: int = 0
 
-    def count(self, node: Node) -> None:
+    def count(self, node: Node, num_blocks: int) -> None:
         self.forget(node)
-        self.marked[node] = self.num_blocks_of(node)
-        self.num_blocks += self.marked[node]
+        self.marked[node] = num_blocks
+        self.num_blocks += num_blocks
 
     def forget(self, node: Node) -> None:
         self.num_blocks -= self.marked.pop(node, 0)
@@ -78,14 +77,12 @@ class KeptPrefixes:
             return
         tenant = self._tenants.get(root)
         if tenant is None:
-            tenant = self._tenants[root] = _Tenant(
-                LeafQueue(self._key, self._is_candidate), self._num_blocks
-            )
+            tenant = self._tenants[root] = _Tenant(LeafQueue(self._key, self._is_candidate))
             for leaf in filter(self._is_candidate, subtree(root)):
                 tenant.leaves.push(leaf)
         for node in reversed(path):
             node.kept_until = max(node.kept_until, until_s)
-            tenant.count(node)
+            tenant.count(node, self._num_blocks(node))
         while tenant.num_blocks > self.max_blocks:
             self.unmark(next(iter(tenant.marked)))
 
@@ -101,8 +98,8 @@ class KeptPrefixes:
         """`upper` now has the first tokens of the marked node `lower`."""
         upper.kept_until = lower.kept_until
         tenant = self._tenants[_root_of(upper)]
-        tenant.count(lower)
-        tenant.count(upper)
+        tenant.count(lower, self._num_blocks(lower))
+        tenant.count(upper, self._num_blocks(upper))
 
     def add(self, leaf: Node) -> None:
         """`leaf` has become evictable."""

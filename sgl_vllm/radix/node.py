@@ -21,7 +21,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -36,6 +36,11 @@ Namespace = Hashable
 
 HOLE = -1
 """In a list of blocks, stands for one that is not there."""
+
+
+def without_holes(block_ids: Sequence[int]) -> list[int]:
+    return [i for i in block_ids if i != HOLE] if HOLE in block_ids else [*block_ids]
+
 
 ENDED_S = 1e9
 """Offset that makes nodes which count as never used sort before all others."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Pass(NamedTuple):
-    """By request id, how many tokens a pass computes, and its drafts."""
+    """The number of tokens that a pass computes, and its drafts, by request ID."""
 
     num_tokens: Mapping[str, int]
     drafts: Mapping[str, Sequence[int]]
@@ -73,10 +73,8 @@ class Passes:
         if not (num_accepted or in_flight):
             return None
         start = request.num_computed_tokens - (num_accepted or num_scheduled)
-        may_fill = (start + num_scheduled) % self._block_size == 0
-        if may_fill and num_accepted == num_scheduled:
-            return request.num_computed_tokens
-        if may_fill and in_flight:
-            return None
+        ends_with_block = (start + num_scheduled) % self._block_size == 0
+        if ends_with_block and (in_flight or num_accepted == num_scheduled):
+            return None if in_flight else request.num_computed_tokens
         running = (start + num_scheduled - 1) // self._block_size
         return start + 1 if start // self._block_size == running else None

@@ -6,6 +6,7 @@ blocks: a pin holds a reference to each of its blocks, as a running request does
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix.node import HOLE
+from sgl_vllm.radix.node import without_holes
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 
 if TYPE_CHECKING:
@@ -174,5 +175,5 @@ class Pins:
         num_tokens = tree.longest_hit(match, match.num_tokens)
         lists = [tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens)]
         lists.append(tree.state_ids(match, num_tokens))
-        block_ids = (block_id for ids in lists for block_id in ids if block_id != HOLE)
+        block_ids = without_holes([*itertools.chain.from_iterable(lists)])
         return tuple(self._pool.blocks[block_id] for block_id in block_ids), num_tokens

@@ -7,11 +7,12 @@ are isolated. Pure: no vLLM, no torch.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any  # Any: JSON
 
-from sgl_vllm.radix.node import HOLE, Namespace, Node, subtree
+from sgl_vllm.radix.node import Namespace, Node, subtree, without_holes
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -106,4 +107,4 @@ def _totals(roots: Collection[Node]) -> Json:
 def _block_ids(node: Node) -> list[int]:
     """All blocks of a node, of every group."""
     lists = (node.block_ids, *node.windows, *node.states.values())
-    return [block_id for ids in lists for block_id in ids if block_id != HOLE]
+    return without_holes([*itertools.chain.from_iterable(lists)])

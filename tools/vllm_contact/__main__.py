@@ -76,7 +76,7 @@ def moved_hooks(vllm: VllmSource) -> list[Moved]:
 
 
 def _uses(module: str, path: str) -> tuple[str, ...]:
-    """Our files that name a hook and its class or module; if none does, those that name it."""
+    """Our files that name both a hook and its class or module, or else the hook alone."""
     owner, _, name = path.rpartition(".")
     named = re.compile(rf"(?:[.\"']|def |\b(?={name}=)){name}\b" if owner else rf"\b{name}\b")
     head = re.compile(rf"\b{owner or module.rpartition('.')[2]}\b")

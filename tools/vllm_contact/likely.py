@@ -1,4 +1,4 @@
-"""Where a name of one vLLM is likely to be in another: the same name, the same body or a like one.
+"""Where a name of one vLLM probably moved in another: same name, same body, or a similar body.
 
 Owns how definitions are found and compared, and the thresholds below which nothing is said. A vLLM
 has 3,000 files, so definitions are found by their first lines and indentation, and only those are
@@ -134,7 +134,7 @@ class Search:
 
 
 def definitions(vllm: VllmSource) -> dict[tuple[str, str], Definition]:
-    """By module and path, what a vLLM defines at the top level of modules and classes."""
+    """The top-level definitions of a vLLM's modules and classes, by module and path."""
     found: dict[tuple[str, str], Definition] = {}
     for file in sorted((vllm.root / "vllm").rglob("*.py")):
         text, relative = file.read_text(), file.relative_to(vllm.root)

@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.components.component import Component, Given
-from sgl_vllm.radix.node import HOLE, Match, Node, path_to
+from sgl_vllm.radix.node import HOLE, Match, Node, path_to, without_holes
 from sgl_vllm.radix.watchers import Watchers
 
 NumSkipped = Callable[[int], int]
@@ -229,7 +229,7 @@ class Windows(Component):
                 of_parent.append(block_id)
                 self._blocks.assign([block_id], parent)
                 moved.append(block_id)
-        return [block_id for block_id in moved if block_id != HOLE]
+        return without_holes(moved)
 
     # -- evict --------------------------------------------------------------------------------
 

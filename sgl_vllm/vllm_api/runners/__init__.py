@@ -25,7 +25,7 @@ def kind_of(engine: VllmConfig | Scheduler) -> type[Runner]:
 
 
 def runner_in(worker: Worker) -> Runner:
-    """The runner of a worker, in its process. ValueError if its kind is unknown."""
+    """The runner of a worker, called in its process. ValueError if its kind is unknown."""
     kinds: tuple[type[Runner], ...] = (V2, V1)
     for kind in kinds:
         if hasattr(worker.model_runner, kind.updates_by):
@@ -34,7 +34,7 @@ def runner_in(worker: Worker) -> Runner:
 
 
 def take_forced(worker: Worker) -> str | None:
-    """Let a worker take forced tokens from now on. Returns why it cannot; None if it can."""
+    """Make a worker apply forced tokens from now on. Returns the reason if it cannot, else None."""
     try:
         runner_in(worker).take_forced()
     except ValueError as error:

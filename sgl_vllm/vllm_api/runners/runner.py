@@ -27,7 +27,7 @@ Update: TypeAlias = "Callable[[SchedulerOutput], object]"
 
 
 class ForcedRow(NamedTuple):
-    """The end of a request's tokens, with forced ones among them.
+    """The last tokens of a request, including forced tokens.
 
     Attributes:
         start: position of `tokens[0]`. For a running request, the first position that the step
